@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton_testing.numpy_engine import NumpyEngine
 from baton_worker.engine.backends.paddle.engine import PaddleEngine
 from baton_worker.engine.options import DraftSources, EngineOptions
+from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.identity import RequestKey
 from baton_worker.messages import Submit
 from baton_worker.records.columns import ErrorCode, Finish
@@ -237,7 +239,9 @@ class _Watched:
         return getattr(self.model, name)
 
 
-def _engine(tiny: Any, clock: Callable[[], float], **options: Any) -> PaddleEngine:
+def _engine(
+    tiny: Any, clock: Callable[[], float], engine_class: Any = PaddleEngine, **options: Any
+) -> Any:
     fields: dict[str, Any] = {
         "block_size": 16,
         "n_blocks": 64,
@@ -251,7 +255,7 @@ def _engine(tiny: Any, clock: Callable[[], float], **options: Any) -> PaddleEngi
         "overlap": True,
         "drafts": DraftSources(),
     }
-    return PaddleEngine(tiny.shape, tiny.weights, EngineOptions(**(fields | options)), clock)
+    return engine_class(tiny.shape, tiny.weights, EngineOptions(**(fields | options)), clock)
 
 
 def test_a_step_runs_while_the_output_of_the_one_before_is_made(tiny: Any, key: Any) -> None:
@@ -266,7 +270,7 @@ def test_a_step_runs_while_the_output_of_the_one_before_is_made(tiny: Any, key: 
 
     engine = _engine(tiny, clock)
     watched = _Watched(engine._parts.runner._model)
-    engine._parts.runner._model = watched  # type: ignore[assignment]
+    engine._parts.runner._model = watched
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     engine.submit(
         Submit(*key(1), prompt_token_ids=tuple(range(5, 25)), sampling=sampling, logprobs_k=2)
@@ -284,7 +288,7 @@ def test_the_plan_bounds_what_a_step_feeds(tiny: Any, key: Any) -> None:
     rng = np.random.default_rng(9)
     engine = _engine(tiny, lambda: 0.0, prefill_tokens=24, n_draft=5, n_blocks=24)
     watched = _Watched(engine._parts.runner._model)
-    engine._parts.runner._model = watched  # type: ignore[assignment]
+    engine._parts.runner._model = watched
     bounds: list[int] = []
     run = engine._parts.runner.run
 
@@ -292,7 +296,7 @@ def test_the_plan_bounds_what_a_step_feeds(tiny: Any, key: Any) -> None:
         bounds.append(plan.most_tokens)
         return run(plan, n_draft)
 
-    engine._parts.runner.run = noting  # type: ignore[method-assign]
+    engine._parts.runner.run = noting
     for number in range(24):
         sampling = SamplingParams(
             temperature=0.0, max_tokens=int(rng.integers(1, 30)), ignore_eos=True
@@ -316,3 +320,29 @@ def test_a_step_beyond_its_bound_is_stopped_before_the_model_is_fed(tiny: Any, k
     object.__setattr__(plan, "most_tokens", plan.most_tokens - 1)
     with pytest.raises(AssertionError, match="bound"):
         engine._parts.runner.run(plan, 1)
+
+
+@pytest.mark.parametrize("length", [10, 60])
+def test_a_step_ahead_that_is_beyond_its_bound_is_stopped_too(
+    tiny: Any, key: Any, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """One that decodes, and one with the longer prompt's second chunk beside that."""
+    engine = _engine(tiny, lambda: 0.0, NumpyEngine, prefill_tokens=32)
+    sampling = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    for number, n_tokens in enumerate((5, length)):
+        prompt = tuple(range(5, 5 + n_tokens))
+        engine.submit(Submit(*key(number), prompt_token_ids=prompt, sampling=sampling))
+    planned: list[StepPlan] = []
+    plan_ahead = engine._parts.scheduler.plan_ahead
+
+    def beyond(*given: Any) -> Any:
+        planned.append(plan := plan_ahead(*given))
+        object.__setattr__(plan, "most_tokens", plan.most_tokens - 1)
+        return plan
+
+    monkeypatch.setattr(engine._parts.scheduler, "plan_ahead", beyond)
+    with pytest.raises(AssertionError, match="bound"):
+        engine.step()
+    (plan,) = planned
+    assert plan.decode
+    assert bool(plan.prefill) == (length == 60)
