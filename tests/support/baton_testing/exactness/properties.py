@@ -6,9 +6,12 @@ output logprobs, alternatives, ranks, tokens, endings. `alone` is what one at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
+from unittest.mock import patch
 
 from baton_testing.exactness.asks import Ask, serve, serve_in_pair
 from baton_testing.exactness.poison import PoisonedDevice
@@ -17,6 +20,7 @@ from baton_testing.exactness.subjects import BLOCK_SIZE, Subject
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.ngram import NgramSizes
 from baton_worker.engine.options import DraftSources
+from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.sampling import LogprobParams
 
 LOOKUP = DraftSources(0, NgramSizes(1, 3))
@@ -60,15 +64,41 @@ def any_chunks(subject: Subject, wanted: Sequence[Said]) -> list[str]:
 
 
 def chunks_ahead(subject: Subject, wanted: Sequence[Said]) -> list[str]:
-    """A prompt's next chunk, and who decodes beside it, is under way before the last one landed."""
+    """A prompt's next chunk, and who decodes beside it, is under way before the last one landed.
+
+    With several draft layers, or a K for which there is none, they wait beside who decodes.
+    """
     found: list[str] = []
-    for k, few in ((0, {}), (max(subject.sizes.drafts), {"max_running": 3})):
-        chunk = min(subject.sizes.chunks)
-        options = {"max_running": 16, "n_draft": k, "prefill_tokens": chunk, "overlap": True} | few
-        with subject.engine(**options) as engine:
+    chunk, most = min(subject.sizes.chunks), max(subject.sizes.drafts)
+    few = {"max_running": 3, "prefill_tokens": chunk // 2}
+    for k, sizes in ((0, {"max_running": 16, "prefill_tokens": chunk}), (most, few)):
+        with (
+            subject.engine(n_draft=k, overlap=True, **sizes) as engine,
+            _launched_ahead(engine) as ahead,
+        ):
             said = serve(engine, subject.asks())
-        found += differences(said, wanted, f"chunks of {chunk} ahead, {k} drafts")
+        found += differences(said, wanted, f"chunks of {sizes['prefill_tokens']} ahead, {k} drafts")
+        goes_ahead = not k or len(subject.loaded.weights.mtp) == 1
+        if goes_ahead and not any(plan.prefill and plan.decode for plan in ahead):
+            found.append(f"{k} drafts: no chunk went ahead, so nothing was tried")
     return found
+
+
+@contextmanager
+def _launched_ahead(engine: StepEngine) -> Iterator[list[StepPlan]]:
+    """Give a list that gets the plan of each step that is launched behind one under way."""
+    runner, launched = engine._ahead, list[StepPlan]()
+    assert runner is not None, "an engine on a device, with overlap"
+    start_ahead = runner.start_ahead
+
+    def noted(behind: Any, plan: StepPlan, n_draft: int) -> Any:
+        flight = start_ahead(behind, plan, n_draft)
+        if flight is not None:
+            launched.append(plan)
+        return flight
+
+    with patch.object(runner, "start_ahead", noted):
+        yield launched
 
 
 def any_drafts(subject: Subject, wanted: Sequence[Said]) -> list[str]:
