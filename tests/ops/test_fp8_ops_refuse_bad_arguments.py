@@ -176,11 +176,14 @@ def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None
         (gate_experts, {"row": tensor("int32", 4)}, "row.shape[0]"),
         (gate_experts, {"weight_scales": tensor("float32", 5, 3)}, "weight_scales.shape[0]"),
         (multiply, {"out": tensor("uint8", ROWS, OUTPUTS)}, "out must be bfloat16 or float32"),
-        (both, {"plain": tensor("bfloat16", 4, COLUMNS)}, "plain.shape[0]"),
+        (both, {"plain": tensor("bfloat16", 4, COLUMNS)}, "x.shape[0] must be 4"),
         (both, {"plain": tensor("bfloat16", ROWS, 299)}, "plain.shape[1]"),
         (both, {"plain": tensor("float32", ROWS, COLUMNS)}, "plain"),
-        (both, {"x": tensor("uint8", 4, COLUMNS)}, "x_scales.shape[0]"),
-        (both_of_experts, {"plain": tensor("bfloat16", 2, COLUMNS)}, "plain.shape[0]"),
+        (both, {"x": tensor("uint8", 4, COLUMNS)}, "x.shape[0] must be 5"),
+        (both, {"x": tensor("uint8", ROWS, 316)}, "x.shape[1] must be 300"),
+        (both, {"x_scales": tensor("float32", 4, 3)}, "x_scales.shape[0] must be 5"),
+        (both_of_experts, {"x": tensor("uint8", 2, COLUMNS)}, "x.shape[0] must be 1"),
+        (both_of_experts, {"plain": tensor("bfloat16", 1, 299)}, "plain.shape[1] must be 300"),
     ],
 )
 def test_what_does_not_fit_is_named(op: Any, changed: dict[str, Any], message: str) -> None:

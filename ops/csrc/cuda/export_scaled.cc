@@ -92,20 +92,23 @@ void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledW
   const TensorView out = args.Tensor("out");
   const bool is_known = is_plain && has_experts && args.Int("known") != 0;
   const Call call(out, "out");
-  Checked(x, "x").HasRank(2);
+  const TensorView& given = plain ? *plain : x;  // what x's rows are told by
+  Checked(given, plain ? "plain" : "x").HasRank(2);
   Checked(out, "out").HasRank(2);
   cuda::ScaledMatmulInput in{};
   in.is_gated = is_gated;
-  in.rows = has_row ? out.size(0) : x.size(0);
+  const int64_t x_rows = given.size(0);
+  in.rows = has_row ? out.size(0) : x_rows;
   Checked(weight, "weight").HasRank(2);
-  in.in = HasHalves(x.size(1), weight.size(1)) ? weight.size(1) : x.size(1);
+  const bool is_of_weight = plain || HasHalves(x.size(1), weight.size(1));
+  in.in = is_of_weight ? weight.size(1) : x.size(1);
   in.out = out.size(1);
-  CheckRange("x.shape", 1, in.in, 1, kMostColumns);
+  CheckRange(is_of_weight ? "weight.shape" : "x.shape", 1, in.in, 1, kMostColumns);
   in.group = GroupOf(x_scales, "x_scales", in.in);
-  in.x = ReadActivations(x, x_scales, "x", "x_scales", x.size(0), in.in, in.group, call.device);
+  in.x = ReadActivations(x, x_scales, "x", "x_scales", x_rows, in.in, in.group, call.device);
   if (plain) {
-    in.plain = call.Rows(*plain, "plain", x.size(0), in.in);
-    in.plain_rows = x.size(0);
+    in.plain = call.Rows(*plain, "plain", x_rows, in.in);
+    in.plain_rows = x_rows;
     in.are_starts_known = is_known;
   }
   if (row) in.row = call.Ints<const int32_t>(*row, "row", in.rows);

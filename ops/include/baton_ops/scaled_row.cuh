@@ -36,19 +36,21 @@ struct RowScaledWay {
   }
 };
 
-// Where tiles are. `expert_of`: of each row of the output, where there are experts.
+// Where tiles are: of the output's rows from `first` to `end`. `expert_of`: of each of these, where
+// there are experts.
 template <class Way>
 struct RowScaledTiles {
   const ScaledParams<typename Way::Out>& in;
   const int* expert_of;
-  int columns, count;
+  int first, columns, count;
   __device__ RowScaledTiles(const ScaledParams<typename Way::Out>& in, const int* expert_of,
-                            int rows)
+                            int first, int end)
       : in(in),
         expert_of(expert_of),
+        first(first),
         columns(in.out_columns / Way::kOutColumns),
-        count(columns * rows) {}
-  __device__ __forceinline__ int Row(int tile) const { return tile / columns; }
+        count(columns * (end - first)) {}
+  __device__ __forceinline__ int Row(int tile) const { return first + tile / columns; }
   __device__ __forceinline__ int Column(int tile) const {
     return tile % columns * Way::kOutColumns;
   }
@@ -275,18 +277,19 @@ __global__ void __launch_bounds__(kRowScaledThreads, 1)
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ int expert_of[kMostRowPairs];
   const bool has_experts = in.starts != nullptr, waits_first = has_experts && !are_starts_early;
-  int rows = in.rows;
+  int first = 0, end = in.rows;
   if (waits_first) WaitForEarlierGrids();
   if (has_experts) {
-    rows = min(rows, __ldcg(in.starts + in.experts));
+    end = min(end, __ldcg(in.starts + in.experts));
+    first = min(end, __ldcg(in.starts));
 #pragma unroll 1
     for (int e = threadIdx.x; e < in.experts; e += kRowScaledThreads) {
-      const int end = min(rows, __ldcg(in.starts + e + 1));
-      for (int i = __ldcg(in.starts + e); i < end; ++i) expert_of[i] = e;
+      const int next = min(end, __ldcg(in.starts + e + 1));
+      for (int i = __ldcg(in.starts + e); i < next; ++i) expert_of[i] = e;
     }
     __syncthreads();
   }
-  const RowScaledTiles<Way> tiles(in, expert_of, rows);
+  const RowScaledTiles<Way> tiles(in, expert_of, first, end);
   RowScaledBlock<Way> block(tiles, memory);
   block.Begin();
   if (!waits_first) WaitForEarlierGrids();

@@ -19,7 +19,13 @@ from baton_testing.fp8_folder import quantise_folder
 from baton_testing.numpy_device import NumpyDevice, on_device
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.tiny_model import TINY_MODEL
-from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig, SpeculativeConfig
+from baton_worker.config import (
+    EngineConfig,
+    ModelConfig,
+    ProcessConfig,
+    SpeculativeConfig,
+    SpeculativeMethod,
+)
 from baton_worker.engine.backends.device.start import start_engine
 from baton_worker.engine.backends.kernels import OpsKernels
 from baton_worker.messages import Submit
@@ -220,19 +226,26 @@ def conflicts(launches: list[Launch], rows: str = "few") -> list[str]:
     return found
 
 
-def launches_of_an_engine(model: Path = TINY_MODEL) -> list[Launch]:
+def launches_of_an_engine(
+    model: Path = TINY_MODEL, method: SpeculativeMethod = "mtp"
+) -> list[Launch]:
     """Return what an engine launches."""
     device = NumpyDevice(64 << 20)
     kernels = Noted(device)
-    serve(device, kernels, model)
+    serve(device, kernels, model, method)
     return kernels.launches
 
 
-def serve(device: NumpyDevice, kernels: NumpyKernels, model: Path = TINY_MODEL) -> None:
+def serve(
+    device: NumpyDevice,
+    kernels: NumpyKernels,
+    model: Path = TINY_MODEL,
+    method: SpeculativeMethod = "mtp",
+) -> None:
     """Serve prompts in chunks, drafts, drawn tokens and logprobs."""
     config = ProcessConfig(
         model=ModelConfig(path=str(model)),
-        speculative=SpeculativeConfig(method="mtp", num_speculative_tokens=3),
+        speculative=SpeculativeConfig(method=method, num_speculative_tokens=3),
         engine=EngineConfig(
             device="gpu", dtype="float32", max_model_len=64, max_running=2, prefill_chunk_tokens=16
         ),
@@ -312,6 +325,20 @@ def test_no_launch_of_a_mixture_reads_what_one_that_may_still_run_was_given(
 ) -> None:
     assert "expert_matmul" in {name for name, _ in of_a_mixture}
     assert conflicts(of_a_mixture, rows) == []
+
+
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_nor_does_one_of_a_mixture_where_nothing_is_shared(
+    make_checkpoint: Callable[..., Any], is_fp8: bool
+) -> None:
+    """Nothing stands between the choice and the first product, which is told so."""
+    folder = make_checkpoint("qwen3_moe").path
+    if is_fp8:
+        quantise_folder(folder)
+    launches = launches_of_an_engine(folder, "ngram")
+    assert conflicts(launches) == []
+    first = "quantise_expert_gate_up_silu" if is_fp8 else "expert_gate_up_silu"
+    assert {given[-1] for name, given in launches if name == first} == {False}
 
 
 def test_an_experts_second_product_right_behind_the_choice_would_be_found(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from baton_testing import host_cuda, host_matmul, host_scaled
+from baton_testing.host_cuda import FIRST_FIRST
 from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
 
 Array = npt.NDArray[Any]
@@ -35,10 +36,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[HostScaled, HostTurn
     return HostScaled(paths[0]), turned
 
 
-def aligned(values: Array) -> Array:
-    """Return a copy where vectors may begin."""
-    raw = np.zeros(values.nbytes + 16, np.uint8)
-    start = -raw.ctypes.data % 16
+def aligned(values: Array, off_bytes: int = 0) -> Array:
+    """Return a copy so far behind where vectors may begin."""
+    raw = np.zeros(values.nbytes + 32, np.uint8)
+    start = -raw.ctypes.data % 16 + off_bytes
     copy = raw[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
     copy[...] = values
     return copy
@@ -147,6 +148,26 @@ def row_of(rng: np.random.Generator, columns: int, dtype: Any) -> Array:
     return aligned(x if dtype is np.float32 else host_matmul.bf16(x))
 
 
+@pytest.mark.parametrize("way", [way for way in WAYS if way != OF_FEW])
+@pytest.mark.parametrize("of", ["x", "weight"])
+def test_scales_where_no_vector_begins_are_read_one_by_one(
+    both: tuple[HostScaled, HostTurned], way: int, of: str
+) -> None:
+    """Of four groups, which else are read at once."""
+    rng = np.random.default_rng(way)
+    x, weight = rows_of(rng, 20, 512, 128), rows_of(rng, 70, 512, 128, is_weight=True)
+    if of == "x":
+        x = x._replace(scales=aligned(x.scales, off_bytes=4))
+    else:
+        weight = weight._replace(scales=aligned(weight.scales, off_bytes=4))
+    any_gpu, turned = both
+    turned.set(seed=way)
+    out, wanted = np.zeros((20, 70), np.float32), np.zeros((20, 70), np.float32)
+    any_gpu.matmul(x, weight, 128, wanted)
+    turned.matmul(way, x, weight, 128, out)
+    np.testing.assert_array_equal(out, wanted)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize("columns", [128, 1408, 2304], ids="{} columns".format)
@@ -167,6 +188,40 @@ def test_a_row_that_is_quantised_on_the_way_has_the_bits_of_both_steps(
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.parametrize("seed", [1, 2, FIRST_FIRST])
+@pytest.mark.parametrize("columns", [1408, 2304], ids="{} columns".format)
+def test_a_row_has_its_bits_whoever_runs_ahead_and_whenever_copies_are_made(
+    both: tuple[HostScaled, HostTurned], columns: int, seed: int
+) -> None:
+    """Of one block, whose warps go on with the next tile while one adds the last one up."""
+    rng = np.random.default_rng(columns)
+    x = row_of(rng, columns, np.float32)
+    weight = rows_of(rng, 160, columns, 128, is_weight=True)
+    any_gpu, turned = both
+    turned.set(seed)
+    out, wanted = wide(1, 160, np.float32), wide(1, 160, np.float32)
+    any_gpu.matmul(any_gpu.quantise(x, 128), weight, 128, wanted[:, :160])
+    turned.of_row(x, weight, 128, out[:, :160], processors=1)
+    np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_places_of_no_expert_are_left(both: tuple[HostScaled, HostTurned], known: bool) -> None:
+    """Before the first one's and behind the last one's."""
+    rng = np.random.default_rng(0)
+    x, starts = row_of(rng, 384, np.uint16), np.array([1, 2, 2, 3], np.int32)
+    weight = rows_of(rng, 3 * 64, 384, 128, is_weight=True)
+    any_gpu, turned = both
+    turned.set(seed=3)
+    out, wanted = wide(4, 64, np.uint16), wide(4, 64, np.uint16)
+    row = np.zeros(4, np.int32)
+    small = any_gpu.quantise(x, 128)
+    any_gpu.matmul(small, weight, 128, wanted[:, :64], False, row, starts)
+    turned.of_row(x, weight, 128, out[:, :64], False, starts, known=known)
+    assert (wanted[[0, 3]] == GUARD).all()
+    np.testing.assert_array_equal(out, wanted)
+
+
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize(
@@ -175,6 +230,7 @@ def test_a_row_that_is_quantised_on_the_way_has_the_bits_of_both_steps(
         pytest.param([0, 1, 0, 0, 1, 1], id="few"),
         pytest.param([1] * 3 + [0] * 40 + [1] * 5, id="of-several-warps"),
         pytest.param([2, 0, 1], id="twice-the-same"),
+        pytest.param([32, 0, 32], id="most"),
         pytest.param([0, 0], id="nobody"),
     ],
 )
@@ -255,6 +311,26 @@ def test_a_row_that_is_not_quantised_on_the_way_is_refused(
     x = aligned(np.ones((1, columns), np.float32))
     with pytest.raises(RuntimeError, match="not taken"):
         both[1].of_row(x, weight, group, aligned(np.zeros((1, outputs), np.float32)))
+
+
+def test_more_places_than_a_block_finds_experts_of_are_refused(
+    both: tuple[HostScaled, HostTurned],
+) -> None:
+    weight = rows_of(np.random.default_rng(0), 32, 128, 128, is_weight=True)
+    x, starts = aligned(np.ones((1, 128), np.float32)), np.array([0, 65], np.int32)
+    with pytest.raises(RuntimeError, match="not taken"):
+        both[1].of_row(x, weight, 128, aligned(np.zeros((65, 32), np.float32)), starts=starts)
+
+
+@pytest.mark.parametrize(("x_off", "weight_off"), [(2, 0), (0, 1)], ids=["x", "weight"])
+def test_a_row_or_weight_where_no_vector_begins_is_refused(
+    both: tuple[HostScaled, HostTurned], x_off: int, weight_off: int
+) -> None:
+    weight = rows_of(np.random.default_rng(0), 32, 128, 128, is_weight=True)
+    weight = weight._replace(values=aligned(weight.values, weight_off))
+    x = aligned(host_matmul.bf16(np.ones((1, 128), np.float32)), x_off)
+    with pytest.raises(RuntimeError, match="not taken"):
+        both[1].of_row(x, weight, 128, aligned(np.zeros((1, 32), np.uint16)))
 
 
 def test_ranges_of_a_block_of_few_rows_need_their_barrier(

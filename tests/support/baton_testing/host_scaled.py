@@ -31,10 +31,21 @@ _OF_HOPPER = host_matmul.INSTRUCTIONS | {
     "bar.sync %0, %1;": "SyncNamed",
     "bar.arrive %0, %1;": "ArriveNamed",
 }
+_READ_SCALES = "const float* rows_[kRows]"
+
+
+def _of_hopper(name: str, text: str) -> str:
+    """Return C++ whose scales that a thread reads itself are looked after."""
+    if name == "scaled_feed.cuh":
+        assert _READ_SCALES in text, "another way to read scales"
+        text = text.replace(_READ_SCALES, "host_cuda::ReadFloats rows_[kRows]")
+    return host_cuda.rewritten(text, _OF_HOPPER)
+
+
 TURNED = host_cuda.Unit(
     ("scaled_turned.cu", "scaled_few.cu", "scaled_row.cu", "tensor_map.cc"),
     "scaled_turned_entry.cc",
-    lambda _, text: host_cuda.rewritten(text, _OF_HOPPER),
+    _of_hopper,
     language="hopper.h",
     stand_ins=("mma.cuh", "wgmma.cuh"),
 )

@@ -29,7 +29,8 @@ struct Barrier {
   std::vector<unsigned> waiting;
 };
 
-// A copy of a thread's own, made when the thread's arrival behind it is, or when it is waited for.
+// A copy of a thread's own. A device makes it at any time until the thread's arrival behind it is,
+// or until it is waited for: here at the last moment, or with an odd seed at once.
 struct BegunCopy {
   uint32_t to, room;
   const void* from;
@@ -108,6 +109,26 @@ inline bool IsReadable(const char* p) {
   return std::any_of(readable.begin(), readable.end(), holds);
 }
 
+// Floats that a thread reads itself: one, or from a sum on a vector of four.
+class ReadFloats {
+ public:
+  ReadFloats(const float* at = nullptr) : at_(at) {}
+  float operator[](int i) const { return *Checked(at_ + i, 1); }
+  const float* operator+(int i) const {
+    if (reinterpret_cast<uintptr_t>(at_ + i) % 16 != 0) Fail("a vector where none may begin", i);
+    return Checked(at_ + i, 4);
+  }
+
+ private:
+  static const float* Checked(const float* p, int count) {
+    const auto first = reinterpret_cast<const char*>(p), end = first + count * sizeof(float);
+    if (!IsReadable(first) || !IsReadable(end - 1)) Fail("reads beside what there is", count);
+    return p;
+  }
+
+  const float* at_;
+};
+
 // What the calling thread may not read yet, if there is anything.
 inline const Late* NotYet() {
   return MyHopper().waited.count(Me().thread) == 0 ? Late::current : nullptr;
@@ -165,6 +186,10 @@ inline void LoadOfStack(uint32_t to, const CUtensorMap* map, int column, int tur
 inline uint64_t ReadOncePolicy() { return 0; }
 inline void Prefetch(const CUtensorMap*) {}
 
+inline void Make(const BegunCopy& copy) {
+  memset(MyShared() + copy.to, 0, copy.room);
+  memcpy(MyShared() + copy.to, copy.from, static_cast<size_t>(copy.bytes));
+}
 inline void BeginEarlyCopyOf(uint32_t to, uint32_t room, const void* from, int bytes) {
   if (to % room != 0 || to + room > MyBlock().shared_used) Fail("no place for a copy", int(to));
   if (reinterpret_cast<uintptr_t>(from) % room != 0) Fail("a copy of no vector", int(room));
@@ -174,7 +199,9 @@ inline void BeginEarlyCopyOf(uint32_t to, uint32_t room, const void* from, int b
   }
   const Late* const late = NotYet();
   if (bytes > 0 && late != nullptr && late->Holds(first)) Fail("reads before it waited", 0);
-  MyHopper().begun[Me().thread].copies.push_back({to, room, from, bytes});
+  const BegunCopy copy{to, room, from, bytes};
+  if (settings.seed % 2 == 1) return Make(copy);
+  MyHopper().begun[Me().thread].copies.push_back(copy);
 }
 inline void BeginCopyOf(uint32_t to, uint32_t room, const void* from, int bytes) {
   if (!Me().waited_for_grids) Fail("reads before it waited", 0);
@@ -193,11 +220,7 @@ inline void BeginEarlyCopyOfFour(uint32_t to, const void* from) {
 }
 // Makes the first copies.
 inline void MakeCopies(BegunCopies& mine, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const BegunCopy& copy = mine.copies[i];
-    memset(MyShared() + copy.to, 0, copy.room);
-    memcpy(MyShared() + copy.to, copy.from, static_cast<size_t>(copy.bytes));
-  }
+  for (size_t i = 0; i < count; ++i) Make(mine.copies[i]);
   mine.copies.erase(mine.copies.begin(), mine.copies.begin() + long(count));
 }
 inline void CountCopies() {
