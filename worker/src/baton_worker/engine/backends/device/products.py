@@ -70,7 +70,7 @@ def _room(device: Device, quantisation: Fp8, count: int, width: int) -> Room:
 
 
 def is_single(x: Tensor) -> bool:
-    """Whether x E[N, *] is a single row: that needs no memory to be quantised in."""
+    """Whether x E[N, *] is a single row, which each product that takes it quantises."""
     return bool(x.shape[0] == 1)
 
 
