@@ -1,7 +1,7 @@
-"""A worker over two GPUs: it starts from a folder, says what one GPU says, and ends with a rank.
+"""A worker over GPUs, two or four: it starts from a folder, says what one says, ends with a rank.
 
-That its answers have the same bits in any company is asked of `gpu-qwen3-8b-12-2-ranks` in
-`test_the_same_bits_any_way_it_is_served`.
+That its answers have the same bits in any company is asked of `gpu-qwen3-8b-12-2-ranks`, and of
+`gpu-qwen3-8b-4-4-ranks`, in `test_the_same_bits_any_way_it_is_served`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from baton_testing.engine_bench import Bench, Reader
-from baton_testing.gpus import two_gpus
+from baton_testing.gpus import some_gpus, two_gpus
 from baton_testing.pool_pair import OPTIONS, Pair, said
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.config import (
@@ -132,6 +132,14 @@ def test_two_gpus_say_what_one_says(one: Any, two: Any) -> None:
     near(together, alone)
     assert two.load().device.launched, "steps were counted"
     assert two.load().kv_blocks_used == 0
+
+
+def test_four_gpus_say_what_one_says(one: Any) -> None:
+    """Of the example's two KV heads each is two ranks' there."""
+    some_gpus(4)
+    with closing(over(4)) as four:
+        near(served(four), served(one))
+        assert four.load().kv_blocks_used == 0
 
 
 def test_a_step_in_which_rank_0_stands_still_longer_than_the_limit_says_nothing() -> None:

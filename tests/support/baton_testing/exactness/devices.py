@@ -129,6 +129,7 @@ KNOWN = {
     "gpu-small-deepseek_v3-fp8": Known("gpu", "small-deepseek_v3-fp8", "bfloat16", SMOKE),
     "gpu-qwen3-8b-12": Known("gpu", "qwen3-8b", "bfloat16", LARGE, 12),
     "gpu-qwen3-8b-12-2-ranks": Known("gpu", "qwen3-8b", "bfloat16", FEWER, 12, ranks=2),
+    "gpu-qwen3-8b-4-4-ranks": Known("gpu", "qwen3-8b", "bfloat16", SHORTER, 4, ranks=4),
     "gpu-qwen3-8b": Known("gpu", "qwen3-8b", "bfloat16", WHOLE, 36),
     "gpu-mimo-7b-12": Known("gpu", "mimo-7b", "bfloat16", LARGE, 12),
     "gpu-qwen3-30b-a3b-8": Known("gpu", "qwen3-30b-a3b", "bfloat16", FEWER, 8),
