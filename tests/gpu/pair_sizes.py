@@ -87,7 +87,7 @@ SIZES = {
         ttft=(512, 8192), repeats=20,
         streams=64, context=1024, tokens=2816, skip=8, arriving=8192, arriving_tokens=16,
         lead=3.0, window=20.0, grace=2.0, load=0.7, prompts=12,
-        wide=Load(256, 128, 352, 32, 192), rounds=3,
+        wide=Load(256, 128, 480, 32, 192), rounds=3,
         exact=1000, exact_slice=250, exact_longest=1024, exact_tokens=32,
     ),
     "tiny": Sizes(
