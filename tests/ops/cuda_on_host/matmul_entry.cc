@@ -2,6 +2,7 @@
 // baton_testing/host_matmul.py. Returns null or what went wrong.
 #include "baton_ops/gate.cuh"
 #include "rewritten/hopper_matmul.h"
+#include "orders.h"
 #include "shims/hopper.h"
 
 using namespace baton_ops::cuda;

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from baton_testing import host_cuda, host_matmul, host_scaled
-from baton_testing.host_cuda import FIRST_FIRST
+from baton_testing.host_cuda import FIRST_FIRST, Order
 from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
 
 Array = npt.NDArray[Any]
@@ -105,12 +105,12 @@ def test_a_thread_that_is_late_by_a_whole_ring_holds_nobody_up_for_ever(
     any_gpu, turned = both
     out, wanted = wide(16, 128, np.uint16), wide(16, 128, np.uint16)
     any_gpu.matmul(x, weight, 128, wanted[:, :128])
-    for late in (0, 32, 64, 96, 128, 256):
-        turned.set(seed=way, late_thread=late)
-        out[:, :128] = 0
-        turned.matmul(way, x, weight, 128, out[:, :128], processors=1)
-        np.testing.assert_array_equal(out, wanted)
     turned.set(seed=way)
+    for late in (0, 32, 64, 96, 128, 256):
+        out[:, :128] = 0
+        with turned.ordered(Order(range(late, late + 1))):
+            turned.matmul(way, x, weight, 128, out[:, :128], processors=1)
+        np.testing.assert_array_equal(out, wanted)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -57,7 +57,7 @@ class Call(NamedTuple):
     out: Array
 
 
-class HostDecode:
+class HostDecode(host_cuda.Ordered):
     """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
 
     def __init__(self, path: Path) -> None:

@@ -42,7 +42,7 @@ HOPPER = host_cuda.Unit(
 )
 
 
-class HostLatent:
+class HostLatent(host_cuda.Ordered):
     """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class HostLatent:
         _check(self._library.host_attend_rows(words, ctypes.c_float(scale)))
 
 
-class HostHopperLatent:
+class HostHopperLatent(host_cuda.Ordered):
     """Hopper's attention to compressed rows. Raises RuntimeError as `HostLatent` does."""
 
     def __init__(self, path: Path) -> None:

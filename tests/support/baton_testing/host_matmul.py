@@ -184,7 +184,7 @@ def sequential(x: Any, weight: Any) -> Any:
     return sums
 
 
-class HostMatmul:
+class HostMatmul(host_cuda.Ordered):
     """The matmuls' ways over NumPy arrays. Raises RuntimeError with what no kernel may do."""
 
     def __init__(self, path: Path) -> None:

@@ -281,7 +281,7 @@ def aligned(size: int) -> Any:
     return raw[start : start + size]
 
 
-class HostGroup:
+class HostGroup(host_cuda.Ordered):
     """Ranks and their exchange buffers. Raises RuntimeError with what no kernel may do."""
 
     def __init__(self, path: Path, ranks: int, half_bytes: int, seed: int, fault: str = "") -> None:

@@ -50,7 +50,7 @@ class Norm(NamedTuple):
     out: Array
 
 
-class HostRoutes:
+class HostRoutes(host_cuda.Ordered):
     """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
 
     def __init__(self, path: Path) -> None:

@@ -100,7 +100,7 @@ def halves_of_four(path: Path, numbers: Array) -> Array:
     return halves
 
 
-class HostScaled:
+class HostScaled(host_cuda.Ordered):
     """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
 
     def __init__(self, path: Path) -> None:
@@ -149,7 +149,7 @@ class HostScaled:
         _check(self._library.host_scaled_matmul(words))
 
 
-class HostTurned:
+class HostTurned(host_cuda.Ordered):
     """The compiled products for Hopper, by way. Raises as `HostScaled` does."""
 
     def __init__(self, path: Path) -> None:
@@ -158,15 +158,9 @@ class HostTurned:
         self._library.host_scaled_row.restype = ctypes.c_char_p
         self.ways = range(1, int(self._library.host_scaled_ways()))
 
-    def set(self, seed: int, late_thread: int = -1) -> None:
-        """Set the order of threads.
-
-        Args:
-            late_thread: of each block: it goes on behind a barrier that the copy engine arrives at
-                once no other thread may.
-        """
+    def set(self, seed: int) -> None:
+        """Set the order of threads."""
         self._library.host_settings(ctypes.c_uint64(seed), 9)
-        self._library.host_late(late_thread)
 
     def skip(self, barrier: tuple[str, int] = ("", 0)) -> None:
         """Have every thread pass a barrier by, as `HostScaled.skip`."""
