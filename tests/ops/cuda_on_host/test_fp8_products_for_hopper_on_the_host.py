@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pytest
 
 from baton_testing import host_cuda, host_matmul, host_scaled
-from baton_testing.host_cuda import FIRST_FIRST, Order
+from baton_testing.host_cuda import FIRST_FIRST
+from baton_testing.host_orders import Order
 from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
 
 Array = npt.NDArray[Any]

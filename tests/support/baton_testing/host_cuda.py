@@ -13,15 +13,16 @@ import itertools
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from baton_testing import host_orders
 
 ROOT = Path(__file__).parents[3]
 OPS = ROOT / "ops"
@@ -187,40 +188,6 @@ def build(compiler: str, to: Path, unit: Unit = SAMPLER) -> Path:
     return library
 
 
-@dataclass(frozen=True)
-class Order:
-    """Who comes when in a launch, beside what a seed draws. None of it may change a bit."""
-
-    starved: range = range(0)
-    """Threads of a block that come last at every point: they go on only where no other may."""
-    block: int = -1
-    """Whose: of a cluster, or of blocks side by side; every block's if negative."""
-    are_copies_late: bool = False
-    """The copy engine makes a copy when all threads wait, one of those asked for; else at once."""
-    are_warps_apart: bool = False
-    """A warp's part of a warpgroup's product is over when that warp has waited for it: the others'
-    may read on."""
-    is_side_by_side: bool = False
-    """All blocks of a grid run at once; else one after the other."""
-
-
-class Ordered:
-    """A library of kernels that is told who comes when."""
-
-    _library: ctypes.CDLL
-
-    @contextmanager
-    def ordered(self, order: Order) -> Iterator[None]:
-        """Have launches run so meanwhile."""
-        who = order.starved.start, len(order.starved), order.block
-        how = order.are_copies_late, order.are_warps_apart, order.is_side_by_side
-        self._library.host_order(*who, *map(int, how))
-        try:
-            yield
-        finally:
-            self._library.host_order(0, 0, -1, 0, 0, 0)
-
-
 def _word(value: Any) -> int:
     return 0 if value is None else int(value.ctypes.data) if hasattr(value, "ctypes") else value
 
@@ -230,7 +197,7 @@ def _words(*values: Any) -> Any:
     return (ctypes.c_int64 * len(values))(*map(_word, values))
 
 
-class HostLibrary(Ordered):
+class HostLibrary(host_orders.Ordered):
     """The sampler's ops of `baton_ops`' CUDA library, over NumPy arrays.
 
     Every op raises RuntimeError with what a kernel did that no kernel may.

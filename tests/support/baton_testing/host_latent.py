@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from baton_testing import host_cuda, host_matmul
+from baton_testing import host_cuda, host_matmul, host_orders
 from baton_worker.engine.backends.device.operands import Places, Rotation
 from baton_worker.engine.model.mla import Mla
 
@@ -42,7 +42,7 @@ HOPPER = host_cuda.Unit(
 )
 
 
-class HostLatent(host_cuda.Ordered):
+class HostLatent(host_orders.Ordered):
     """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class HostLatent(host_cuda.Ordered):
         _check(self._library.host_attend_rows(words, ctypes.c_float(scale)))
 
 
-class HostHopperLatent(host_cuda.Ordered):
+class HostHopperLatent(host_orders.Ordered):
     """Hopper's attention to compressed rows. Raises RuntimeError as `HostLatent` does."""
 
     def __init__(self, path: Path) -> None:

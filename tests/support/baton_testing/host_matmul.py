@@ -7,13 +7,14 @@ the sequential sum that every way must have the bits of. Knows no test.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from baton_testing import host_cuda
+from baton_testing import host_cuda, host_orders
 
 _ON_HOST = {
     "griddepcontrol.wait;": "WaitForGridsOnce",
@@ -103,19 +104,30 @@ FAULTS = {
 }
 
 
-def _rewritten(name: str, text: str) -> str:
-    for number, fault in enumerate(FAULTS.values(), start=1):
+def with_faults(name: str, text: str, faults: Mapping[str, Fault]) -> str:
+    """Return a file's text in which each of its faults can be planted, by their numbers from 1 on.
+
+    Raises:
+        ValueError: an expression of one is not there once.
+    """
+    for number, fault in enumerate(faults.values(), start=1):
         if fault.header != name:
             continue
         if text.count(fault.right) != 1:
             raise ValueError(f"{name} does not have {fault.right!r} once: fix FAULTS")
         text = text.replace(fault.right, _planted(number, fault))
-    return host_cuda.rewritten(text, INSTRUCTIONS)
+    return text
+
+
+def _rewritten(name: str, text: str) -> str:
+    return host_cuda.rewritten(with_faults(name, text, FAULTS), INSTRUCTIONS)
 
 
 def _planted(number: int, fault: Fault) -> str:
     """Return C++ that is one or the other, by the library's settings."""
     is_planted = f"host_cuda::planted == {number}"
+    if fault.right.endswith(";"):
+        return f"if ({is_planted}) {{ {fault.wrong} }} else {{ {fault.right} }}"
     if fault.right.startswith("if "):
         return f"if ({is_planted}) {fault.wrong}; else {fault.right}"
     if fault.right.startswith("{"):
@@ -184,7 +196,7 @@ def sequential(x: Any, weight: Any) -> Any:
     return sums
 
 
-class HostMatmul(host_cuda.Ordered):
+class HostMatmul(host_orders.Ordered):
     """The matmuls' ways over NumPy arrays. Raises RuntimeError with what no kernel may do."""
 
     def __init__(self, path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_testing import host_cuda
+from baton_testing import host_cuda, host_orders
 from baton_worker.engine.backends.device.expert_kernels import Routes
 from baton_worker.engine.model.experts import Experts
 
@@ -50,7 +50,7 @@ class Norm(NamedTuple):
     out: Array
 
 
-class HostRoutes(host_cuda.Ordered):
+class HostRoutes(host_orders.Ordered):
     """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
 
     def __init__(self, path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_testing import host_cuda, host_matmul
+from baton_testing import host_cuda, host_matmul, host_orders
 from baton_testing.e4m3_numbers import number
 
 Array = npt.NDArray[Any]
@@ -100,7 +100,7 @@ def halves_of_four(path: Path, numbers: Array) -> Array:
     return halves
 
 
-class HostScaled(host_cuda.Ordered):
+class HostScaled(host_orders.Ordered):
     """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
 
     def __init__(self, path: Path) -> None:
@@ -149,7 +149,7 @@ class HostScaled(host_cuda.Ordered):
         _check(self._library.host_scaled_matmul(words))
 
 
-class HostTurned(host_cuda.Ordered):
+class HostTurned(host_orders.Ordered):
     """The compiled products for Hopper, by way. Raises as `HostScaled` does."""
 
     def __init__(self, path: Path) -> None:

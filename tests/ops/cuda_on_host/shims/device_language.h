@@ -236,6 +236,7 @@ inline T atomicAdd(T* at, std::common_type_t<T> value) {
   host_cuda::Linger();
   const T before = *at;
   *at = before + value;
+  host_cuda::Tell();
   host_cuda::Linger();
   return before;
 }

@@ -40,7 +40,8 @@ namespace host_cuda {
 // Who comes last at every point: goes on only where nobody else may.
 struct Starved {
   int first = 0, count = 0;  // threads of each block
-  int block = -1;            // of the cluster, or all of them
+  int block = -1;            // of those that run, or all of them
+  bool once_told = false;    // no sooner than a thread of its block has told other blocks something
 };
 
 struct Settings {
@@ -77,6 +78,7 @@ struct Block {
   Index index;
   size_t shared_used = 0;
   bool has_begun = false, has_ended = false;  // a thread of it has, and all have
+  bool has_told = false;                      // other blocks something
   std::vector<std::pair<int, size_t>> places;  // of shared variables, by number
   std::shared_ptr<void> hopper;                // what only Hopper's blocks have, see hopper.h
 };
@@ -127,12 +129,21 @@ inline bool IsStarved(unsigned fiber) {
   const Fiber& who = cluster.fibers[fiber];
   return static_cast<int>(who.thread) - starved.first < starved.count &&
          static_cast<int>(who.thread) >= starved.first &&
-         (starved.block < 0 || static_cast<int>(who.block) == starved.block);
+         (starved.block < 0 || static_cast<int>(who.block) == starved.block) &&
+         (!starved.once_told || cluster.blocks[who.block].has_told);
 }
 
 // Lets a thread go on, some time.
 inline void Wake(unsigned fiber) {
   (IsStarved(fiber) ? cluster.starved : cluster.ready).push_back(fiber);
+}
+
+// Has the block tell others something, from which on threads may be starved.
+inline void Tell() {
+  if (std::exchange(MyBlock().has_told, true)) return;
+  std::vector<unsigned> ready;
+  ready.swap(cluster.ready);
+  for (const unsigned fiber : ready) Wake(fiber);
 }
 
 // Of those that may run, the first of all threads: so these run ahead as far as barriers let them.

@@ -273,6 +273,7 @@ inline void SyncGroup(int, int threads) {
   Meet(MyGroup().meeting, -4);
 }
 inline void SyncFirstGroup(int threads) { SyncGroup(1, threads); }
+inline void SyncOwnGroup(int number) { SyncGroup(number, int(kGroupThreads)); }
 // The same of several warpgroups, where some may only arrive.
 inline Meeting& NamedMeeting(int number, int threads) {
   if (number < 1 || number > 15) Fail("no named barrier", number);
@@ -300,6 +301,11 @@ inline void SetRegisters(int each) {
   // A block begins with as many, and has no others.
   const unsigned most = kAllRegisters / blockDim.x / 8 * 8 * blockDim.x;
   if (MyHopper().registers > static_cast<int>(most)) Fail("more registers than there are", each);
+}
+
+template <int kEach>
+void SetRegistersTo() {
+  SetRegisters(kEach);
 }
 
 // Turns a block of 8 x 8 bf16 over: lane l has two neighbours of row l / 4.
