@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -160,21 +161,16 @@ def test_a_missing_barrier_is_found(
     assert any(differs(seed, order) for seed in (1, 2, FIRST_FIRST) for order in orders)
 
 
-@pytest.mark.parametrize("are_copies_late", [False, True])
 @pytest.mark.parametrize("heads_a_kv", [4, 12])
-def test_whoever_comes_last_in_decode_changes_no_bit(
-    kernels: HostDecode, heads_a_kv: int, are_copies_late: bool
-) -> None:
-    """Of one block, and of all that run side by side and merge what others left."""
+def test_whoever_comes_last_in_decode_changes_no_bit(kernels: HostDecode, heads_a_kv: int) -> None:
+    """Of every block; these run side by side and merge what others left."""
     text, ends = Text(heads_a_kv), [LENGTH, 0, 700]
     wanted = text.attend(kernels, ends)
-    for who in each_last(160, seed=heads_a_kv):
-        with kernels.ordered(Order(who, are_copies_late=are_copies_late, is_side_by_side=True)):
-            found = text.attend(kernels, ends, seed=who.start + 2, processors=13)
-        assert np.array_equal(found, wanted), who
-    apart = Order(range(WARP), are_copies_late=are_copies_late, are_warps_apart=True)
-    with kernels.ordered(apart):
-        assert np.array_equal(text.attend(kernels, ends), wanted)
+    apart = [Order(range(WARP), are_copies_late=late, are_warps_apart=True) for late in (False, True)]
+    for nth, order in enumerate((*each_last(160, seed=heads_a_kv), *apart)):
+        with kernels.ordered(replace(order, is_side_by_side=True)):
+            found = text.attend(kernels, ends, seed=nth, processors=13)
+        assert np.array_equal(found, wanted), order
 
 
 @pytest.mark.parametrize("page", [16, 128])
@@ -194,9 +190,9 @@ def test_a_prompts_queries_have_the_bits_that_decode_gives_them(
 
 
 PROMPT = [SPLIT + 8]
-OF_PROMPT = (4, 129)
-"""Heads that share keys, and queries: of two works a block, the first is of more splits than one,
-and ends where a tile does not.
+OF_PROMPT = (5, 70)
+"""Heads that share keys, and queries: ten works, of which a block takes two. They have two splits,
+and end where no tile does.
 """
 
 
@@ -205,21 +201,13 @@ def prompt(kernels: HostDecode, text: Text, seed: int, order: Order = ANY[0]) ->
         return text.attend(kernels, PROMPT, OF_PROMPT[1], seed=seed, kernel="prompt")
 
 
-@pytest.mark.parametrize("are_copies_late", [False, True])
-def test_whoever_comes_last_in_a_prompt_changes_no_bit(
-    kernels: HostDecode, are_copies_late: bool
-) -> None:
+def test_whoever_comes_last_in_a_prompt_changes_no_bit(kernels: HostDecode) -> None:
     """The warp that loads, or of the warpgroups that take turns a thread, a warp or all."""
     text = Text(OF_PROMPT[0])
     wanted = prompt(kernels, text, seed=1)
-    idle = range(WARP, 128)
-    for who in each_last(384, seed=1):
-        if who.start not in idle:
-            order = Order(who, are_copies_late=are_copies_late)
-            assert np.array_equal(prompt(kernels, text, who.start + 2, order), wanted), who
-    for first in (128, 256):
-        apart = Order(range(first, first + WARP), are_warps_apart=True)
-        assert np.array_equal(prompt(kernels, text, 2, apart), wanted), first
+    apart = [Order(range(at, at + WARP), are_warps_apart=True) for at in (128, 256)]
+    for nth, order in enumerate((*each_last(384, seed=1), *apart)):
+        assert np.array_equal(prompt(kernels, text, nth, order), wanted), order
 
 
 @pytest.mark.parametrize("fault", host_decode.FAULTS)

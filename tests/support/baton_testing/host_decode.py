@@ -35,17 +35,18 @@ _BARRIER = re.compile(r"^( +)(Sync\(\);)", re.M)
 
 FAULTS = {
     "a tile's keys are multiplied before they have come": Fault(
-        "prompt_attention.cuh", "Await(&shared_.k_full[s], tile_ / kPromptStages & 1);", "{}"
+        "prompt_attention.cuh", "Await(&shared_.k_full[s], tile_ / kPromptStages & 1);",
+        "if (!PLANTED) Await(&shared_.k_full[s], tile_ / kPromptStages & 1);",
     ),
     "one warpgroup gives tiles back for both": Fault(
         "prompt_attention.cuh",
         "if (thread_ == 0) Arrive(barrier);",
-        "for (int i = 0; i < 2 && group_ + thread_ == 0; ++i) Arrive(barrier);",
+        "for (int i = 0; thread_ == 0 && i < (PLANTED ? 2 - 2 * group_ : 1); ++i) Arrive(barrier);",
     ),
     "both warpgroups take the first one's turn": Fault(
         "prompt_attention.cuh",
         "if (group_ == 1 || !is_first_work) TakeTurn();",
-        "if (!is_first_work) TakeTurn();",
+        "if ((group_ == 1 && !PLANTED) || !is_first_work) TakeTurn();",
     ),
 }
 

@@ -7,6 +7,8 @@ uint16. Knows no test.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_testing import host_cuda, host_matmul, host_orders
+from baton_testing.host_matmul import Fault
 from baton_worker.engine.backends.device.operands import Places, Rotation
 from baton_worker.engine.model.mla import Mla
 
@@ -33,10 +36,32 @@ UNIT = host_cuda.Unit(
 )
 
 
+FAULTS = {
+    "weights are heard before they are told": Fault(
+        "latent_wgmma.cuh", "Await(&shared_.told[1 - kGroup], told_phase_);",
+        "if (!PLANTED) Await(&shared_.told[1 - kGroup], told_phase_);",
+    ),
+    "weights are told where other warps' products still read": Fault(
+        "latent_wgmma.cuh", "Sync();\n    uint4* to", "if (!PLANTED) Sync();\n    uint4* to"
+    ),
+    "one warpgroup gives queries back for both": Fault(
+        "latent_wgmma.cuh",
+        "if (split + 1 == run.last) ArriveWarp(&shared_.query_empty);",
+        "for (int i = 0; split + 1 == run.last && i < (PLANTED ? 2 - 2 * kGroup : 1); ++i)"
+        " ArriveWarp(&shared_.query_empty);",
+    ),
+}
+
+
+def _of_hopper(name: str, text: str) -> str:
+    text = host_matmul.with_faults(name, text, FAULTS)
+    return host_cuda.rewritten(text, host_matmul.INSTRUCTIONS | _OF_HOPPER)
+
+
 HOPPER = host_cuda.Unit(
     ("latent_hopper.cu", "tensor_map.cc"),
     "latent_hopper_entry.cc",
-    lambda _, text: host_cuda.rewritten(text, host_matmul.INSTRUCTIONS | _OF_HOPPER),
+    _of_hopper,
     language="hopper.h",
     stand_ins=("wgmma.cuh",),
 )
@@ -108,6 +133,15 @@ class HostHopperLatent(host_orders.Ordered):
         self._library.host_attend_rows.restype = ctypes.c_char_p
         self._library.host_scratch_bytes.restype = ctypes.c_int64
         self.set(seed=1, processors=9)
+
+    @contextmanager
+    def planted(self, fault: str) -> Iterator[None]:
+        """Have a fault meanwhile."""
+        self._library.host_plant([*FAULTS].index(fault) + 1)
+        try:
+            yield
+        finally:
+            self._library.host_plant(0)
 
     def set(self, seed: int, processors: int) -> None:
         """Set the order of threads, and how many blocks a launch has, from 9 on."""

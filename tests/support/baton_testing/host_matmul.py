@@ -70,7 +70,9 @@ INSTRUCTIONS = _ON_HOST | dict.fromkeys(_OF_OTHER_KERNELS, "NotOnHost")
 
 @dataclass(frozen=True)
 class Fault:
-    """An expression of a header, and a wrong one that a test can have instead."""
+    """An expression of a header, and a wrong one that a test can have instead: or what is both, and
+    where PLANTED says which.
+    """
 
     header: str
     right: str
@@ -94,6 +96,20 @@ FAULTS = {
         "tensor_map.cc",
         "{matrix.stride, half * matrix.stride, 8 * matrix.stride}",
         "{matrix.stride, 8 * matrix.stride, half * matrix.stride}",
+    ),
+    "x is multiplied before it has come": Fault(
+        "matmul_few.cuh", "Await(ring.has_rows + turn.s, turn.phase);",
+        "if (!PLANTED) Await(ring.has_rows + turn.s, turn.phase);",
+    ),
+    "the weight is multiplied before it has come": Fault(
+        "matmul_few.cuh", "Await(ring.has_weight + turn.s, turn.phase);",
+        "if (!PLANTED) Await(ring.has_weight + turn.s, turn.phase);",
+    ),
+    "one warpgroup gives stages back for all": Fault(
+        "matmul_many.cuh",
+        "if (thread == 0) Arrive(ring.empty + s);",
+        "const int times = PLANTED ? Way::kGroups * (group == 0) : 1;"
+        "for (int i = 0; thread == 0 && i < times; ++i) Arrive(ring.empty + s);",
     ),
     "groups are read before the grid that writes them is over": Fault(
         "matmul_grouped.cuh", "WaitForEarlierGrids()", "void()"
@@ -126,8 +142,8 @@ def _rewritten(name: str, text: str) -> str:
 def _planted(number: int, fault: Fault) -> str:
     """Return C++ that is one or the other, by the library's settings."""
     is_planted = f"host_cuda::planted == {number}"
-    if fault.right.endswith(";"):
-        return f"if ({is_planted}) {{ {fault.wrong} }} else {{ {fault.right} }}"
+    if "PLANTED" in fault.wrong:
+        return fault.wrong.replace("PLANTED", f"({is_planted})")
     if fault.right.startswith("if "):
         return f"if ({is_planted}) {fault.wrong}; else {fault.right}"
     if fault.right.startswith("{"):

@@ -52,15 +52,22 @@ class Ordered:
             self._library.host_order(0, 0, -1, 0, 0, 0, 0)
 
 
-def each_last(threads: int, seed: int) -> list[range]:
-    """Return threads of a block of so many that come last in turn: of every warp its first, another
-    that is drawn, and all; of every warpgroup all.
+def each_last(threads: int, seed: int, most: int | None = None) -> list[Order]:
+    """Return orders in which threads of a block of so many come last in turn: of every warp its
+    first, another that is drawn, and all - or so many of these, drawn -, then of every warpgroup
+    all. It is drawn too whether copies are late.
     """
+    rng = np.random.default_rng(seed)
     warps = [range(first, first + WARP) for first in range(0, threads, WARP)]
     groups = [
         range(first, min(first + WARPGROUP, threads)) for first in range(0, threads, WARPGROUP)
     ]
-    lanes = np.random.default_rng(seed).integers(1, WARP, len(warps)).tolist()
+    lanes = rng.integers(1, WARP, len(warps)).tolist()
     pairs = [(warp[0], warp[lane]) for warp, lane in zip(warps, lanes, strict=True)]
     single = [range(thread, thread + 1) for pair in pairs for thread in pair]
-    return [*single, *warps, *groups]
+    few = [*single, *warps]
+    if most is not None:
+        few = [few[at] for at in sorted(rng.permutation(len(few))[:most].tolist())]
+    late = rng.integers(2, size=len(few) + len(groups)).tolist()
+    pairs_of = zip((*few, *groups), late, strict=True)
+    return [Order(who, are_copies_late=bool(is_late)) for who, is_late in pairs_of]

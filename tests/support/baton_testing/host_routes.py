@@ -63,6 +63,10 @@ class HostRoutes(host_orders.Ordered):
         """Set the order of threads."""
         self._library.host_settings(ctypes.c_uint64(seed), 9)
 
+    def skip(self, barrier: tuple[str, int] = ("", 0)) -> None:
+        """Have every thread pass a barrier by: a header, and the line; none of no line."""
+        self._library.host_skip(barrier[0].encode(), barrier[1])
+
     def set_clusters(self, clusters: int) -> None:
         """Set how many clusters the device says that it has room for."""
         self._library.host_clusters(clusters)
