@@ -7,6 +7,8 @@ Knows no test.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ import numpy.typing as npt
 
 from baton_testing import host_cuda, host_matmul, host_orders
 from baton_testing.e4m3_numbers import number
+from baton_testing.host_matmul import Fault
 
 Array = npt.NDArray[Any]
 _NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
@@ -32,6 +35,24 @@ _OF_HOPPER = host_matmul.INSTRUCTIONS | {
     "bar.arrive %0, %1;": "ArriveNamed",
 }
 _READ_SCALES = "const float* rows_[kRows]"
+FAULTS = {
+    "scales of x are read four at once wherever they begin": Fault(
+        "scaled_feed.cuh", "IsVector(in.x_scales)", "(PLANTED || IsVector(in.x_scales))"
+    ),
+    "scales of the weight are read four at once wherever they begin": Fault(
+        "scaled_feed.cuh", "IsVector(in.weight_scales)", "(PLANTED || IsVector(in.weight_scales))"
+    ),
+    "who asks for the weight is waited for no longer": Fault(
+        "scaled_feed.cuh",
+        "      Await(ring_.x_empty + stage.s, stage.phase ^ 1);\n"
+        "      if (i >= Way::kXStages) LoadWeight();\n"
+        "      Arrive(ring_.x_full + stage.s);",
+        "if (PLANTED) Arrive(ring_.x_full + stage.s);\n"
+        "      Await(ring_.x_empty + stage.s, stage.phase ^ 1);\n"
+        "      if (i >= Way::kXStages) LoadWeight();\n"
+        "      if (!PLANTED) Arrive(ring_.x_full + stage.s);",
+    ),
+}
 
 
 def _of_hopper(name: str, text: str) -> str:
@@ -39,6 +60,7 @@ def _of_hopper(name: str, text: str) -> str:
     if name == "scaled_feed.cuh":
         assert _READ_SCALES in text, "another way to read scales"
         text = text.replace(_READ_SCALES, "host_cuda::ReadFloats rows_[kRows]")
+    text = host_matmul.with_faults(name, text, FAULTS)
     return host_cuda.rewritten(text, _OF_HOPPER)
 
 
@@ -157,6 +179,15 @@ class HostTurned(host_orders.Ordered):
         self._library.host_scaled_turned.restype = ctypes.c_char_p
         self._library.host_scaled_row.restype = ctypes.c_char_p
         self.ways = range(1, int(self._library.host_scaled_ways()))
+
+    @contextmanager
+    def planted(self, fault: str) -> Iterator[None]:
+        """Have a fault meanwhile."""
+        self._library.host_plant([*FAULTS].index(fault) + 1)
+        try:
+            yield
+        finally:
+            self._library.host_plant(0)
 
     def set(self, seed: int) -> None:
         """Set the order of threads."""
