@@ -68,7 +68,7 @@ serialized due to {why} in the function '_ZN9baton_ops4cuda12ScaledKernelEv'
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        (10, "insufficient register resources for the wgmma pipeline"),
+        (11, "insufficient register resources for the wgmma pipeline"),
         (14, "non wgmma instructions defining accumulator registers of a wgmma between start and"
              " end of the pipeline stage"),
         (20, "what another ptxas may say"),
