@@ -1,8 +1,8 @@
 // The launches of Hopper's matmuls under C names; arguments are laid out by
 // baton_testing/host_matmul.py. Returns null or what went wrong.
 #include "baton_ops/gate.cuh"
-#include "rewritten/hopper_matmul.h"
 #include "orders.h"
+#include "rewritten/hopper_matmul.h"
 #include "shims/hopper.h"
 
 using namespace baton_ops::cuda;

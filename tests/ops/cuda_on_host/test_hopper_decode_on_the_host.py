@@ -163,11 +163,14 @@ def test_a_missing_barrier_is_found(
 
 @pytest.mark.parametrize("heads_a_kv", [4, 12])
 def test_whoever_comes_last_in_decode_changes_no_bit(kernels: HostDecode, heads_a_kv: int) -> None:
-    """Of every block; these run side by side and merge what others left."""
+    """Of every block, or one of them; these run side by side and merge what others left."""
     text, ends = Text(heads_a_kv), [LENGTH, 0, 700]
     wanted = text.attend(kernels, ends)
-    apart = [Order(range(WARP), are_copies_late=late, are_warps_apart=True) for late in (False, True)]
-    for nth, order in enumerate((*each_last(160, seed=heads_a_kv), *apart)):
+    apart = [
+        Order(range(WARP), are_copies_late=late, are_warps_apart=True) for late in (False, True)
+    ]
+    blocks = [Order(range(160), block, are_copies_late=True) for block in range(0, 13, 4)]
+    for nth, order in enumerate((*each_last(160, seed=heads_a_kv), *apart, *blocks)):
         with kernels.ordered(replace(order, is_side_by_side=True)):
             found = text.attend(kernels, ends, seed=nth, processors=13)
         assert np.array_equal(found, wanted), order

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from baton_testing import host_cuda, host_latent
 from baton_testing.host_latent import HostLatent
 from baton_testing.host_matmul import bf16, fp32
+from baton_testing.host_orders import each_last
 from baton_testing.numpy_latent import NumpyLatentKernels
 from baton_worker.engine.backends.device.operands import Places, Rotation
 from baton_worker.engine.model.mla import Mla
@@ -349,6 +350,14 @@ def test_a_token_has_the_same_bits_in_any_company_and_blocks(
     for row, stop in enumerate(ends):
         if stop:
             np.testing.assert_array_equal(out[row], prompt[stop - q_len : stop])
+
+
+def test_whoever_comes_last_changes_no_bit(kernels: HostLatent, whole: tuple[Paged, Array]) -> None:
+    paged, prompt = whole
+    for seed, order in enumerate(each_last(256, seed=1, most=2)):
+        with kernels.ordered(order):
+            out = paged.attend(kernels, [LENGTH, 40], 1, seed=seed)
+        np.testing.assert_array_equal(out[:, 0], prompt[[LENGTH - 1, 39]], err_msg=str(order))
 
 
 def test_a_changed_key_would_be_seen(kernels: HostLatent) -> None:

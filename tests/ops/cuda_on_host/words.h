@@ -23,10 +23,4 @@ void host_settings(uint64_t seed, int capability) {
   host_cuda::settings.seed = seed;
   host_cuda::settings.capability = capability;
 }
-
-// Has every thread pass a barrier by.
-void host_skip(const char* file, int line) {
-  host_cuda::settings.skipped_line = line;
-  snprintf(host_cuda::settings.skipped_file, sizeof(host_cuda::settings.skipped_file), "%s", file);
-}
 }

@@ -35,7 +35,8 @@ _BARRIER = re.compile(r"^( +)(Sync\(\);)", re.M)
 
 FAULTS = {
     "a tile's keys are multiplied before they have come": Fault(
-        "prompt_attention.cuh", "Await(&shared_.k_full[s], tile_ / kPromptStages & 1);",
+        "prompt_attention.cuh",
+        "Await(&shared_.k_full[s], tile_ / kPromptStages & 1);",
         "if (!PLANTED) Await(&shared_.k_full[s], tile_ / kPromptStages & 1);",
     ),
     "one warpgroup gives tiles back for both": Fault(

@@ -38,7 +38,8 @@ UNIT = host_cuda.Unit(
 
 FAULTS = {
     "weights are heard before they are told": Fault(
-        "latent_wgmma.cuh", "Await(&shared_.told[1 - kGroup], told_phase_);",
+        "latent_wgmma.cuh",
+        "Await(&shared_.told[1 - kGroup], told_phase_);",
         "if (!PLANTED) Await(&shared_.told[1 - kGroup], told_phase_);",
     ),
     "weights are told where other warps' products still read": Fault(

@@ -98,11 +98,13 @@ FAULTS = {
         "{matrix.stride, 8 * matrix.stride, half * matrix.stride}",
     ),
     "x is multiplied before it has come": Fault(
-        "matmul_few.cuh", "Await(ring.has_rows + turn.s, turn.phase);",
+        "matmul_few.cuh",
+        "Await(ring.has_rows + turn.s, turn.phase);",
         "if (!PLANTED) Await(ring.has_rows + turn.s, turn.phase);",
     ),
     "the weight is multiplied before it has come": Fault(
-        "matmul_few.cuh", "Await(ring.has_weight + turn.s, turn.phase);",
+        "matmul_few.cuh",
+        "Await(ring.has_weight + turn.s, turn.phase);",
         "if (!PLANTED) Await(ring.has_weight + turn.s, turn.phase);",
     ),
     "one warpgroup gives stages back for all": Fault(

@@ -47,8 +47,8 @@ FAULTS = {
         "      Await(ring_.x_empty + stage.s, stage.phase ^ 1);\n"
         "      if (i >= Way::kXStages) LoadWeight();\n"
         "      Arrive(ring_.x_full + stage.s);",
-        "if (PLANTED) Arrive(ring_.x_full + stage.s);\n"
-        "      Await(ring_.x_empty + stage.s, stage.phase ^ 1);\n"
+        "if (PLANTED) Arrive(ring_.x_full + stage.s);"
+        " Await(ring_.x_empty + stage.s, stage.phase ^ 1);\n"
         "      if (i >= Way::kXStages) LoadWeight();\n"
         "      if (!PLANTED) Arrive(ring_.x_full + stage.s);",
     ),

@@ -77,8 +77,8 @@ struct Block {
   Meeting meeting;
   Index index;
   size_t shared_used = 0;
-  bool has_begun = false, has_ended = false;  // a thread of it has, and all have
-  bool has_told = false;                      // other blocks something
+  bool has_begun = false, has_ended = false;   // a thread of it has, and all have
+  bool has_told = false;                       // other blocks something
   std::vector<std::pair<int, size_t>> places;  // of shared variables, by number
   std::shared_ptr<void> hopper;                // what only Hopper's blocks have, see hopper.h
 };
