@@ -80,6 +80,10 @@ class HostLatent(host_orders.Ordered):
         """Set the order of threads."""
         self._library.host_settings(ctypes.c_uint64(seed), 9)
 
+    def skip(self, barrier: tuple[str, int] = ("", 0)) -> None:
+        """Have every thread pass a barrier by: a header, and the line; none of no line."""
+        self._library.host_skip(barrier[0].encode(), barrier[1])
+
     def fold(self, queries: Array, kv_up: Array, mla: Mla, out: Array) -> None:
         """See `LatentKernels.fold`."""
         given = (*_rows(queries), kv_up, _is_bf16(out), *_sizes(out, mla, mla.value_size))
