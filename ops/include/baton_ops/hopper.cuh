@@ -59,6 +59,17 @@ __device__ __forceinline__ void Arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
 }
 
+// Where in a ring of stages someone is, and the parity of its barriers' phase there.
+template <int kStages>
+struct RingStage {
+  int s = 0, phase = 0;
+  __device__ __forceinline__ void Advance() {
+    if (++s < kStages) return;
+    s = 0;
+    phase ^= 1;
+  }
+};
+
 // Says that a description is needed soon.
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -68,24 +68,13 @@ struct ManyRing {
   uint64_t *full, *empty;
 };
 
-// Where in a ring of stages someone is.
-template <int kStages>
-struct ManyStage {
-  int s = 0, phase = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++s < kStages) return;
-    s = 0;
-    phase ^= 1;
-  }
-};
-
 // Where in its tiles, and in the ring, a block's producer is.
 template <class Way>
 struct ManyTurn {
   const ManyTiles<Way>& tiles;
   int steps, k = 0, tile = blockIdx.x;
   ManyPlace place = tiles.Place(tile);
-  ManyStage<Way::kStages> stage{};
+  RingStage<Way::kStages> stage{};
   __device__ bool IsOver() const { return tile >= tiles.Count(); }
   __device__ void Advance() {
     stage.Advance();
@@ -180,7 +169,7 @@ __device__ void ManyConsume(const ManyRing& ring, const ManyTiles<Way>& tiles, i
     if (thread == 0) Arrive(ring.empty + s);
   };
   ManyKept<Way> kept(out);
-  ManyStage<Way::kStages> stage;
+  RingStage<Way::kStages> stage;
   for (int t = blockIdx.x; t < tiles.Count(); t += gridDim.x) {
     float sums[Way::kColumns / 2];
     int last = 0;

@@ -100,14 +100,7 @@ struct TurnedRing {
 };
 
 template <int kStages>
-struct TurnedStage {
-  int s = 0, phase = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++s < kStages) return;
-    s = 0;
-    phase ^= 1;
-  }
-};
+using TurnedStage = RingStage<kStages>;
 
 // Tiles of the same columns follow each other, so that their weight is read once; of many rows
 // without experts, all tiles of so many rows that they stay in the L2 cache come first.

@@ -1,4 +1,4 @@
-// Hopper's attention of decode under C names; arguments are laid out by
+// Hopper's attention of decode, and of prompts, under C names; arguments are laid out by
 // baton_testing/host_decode.py, eight bytes each. Returns null or what went wrong.
 #include "rewritten/hopper_attention.h"
 #include "shims/hopper.h"
@@ -7,6 +7,8 @@
 using namespace baton_ops::cuda;
 
 extern "C" {
+
+void host_plant(int fault) { host_cuda::planted = fault; }
 
 // Reads heads, kv_heads, sequences, tokens, positions.
 int64_t host_scratch_bytes(const int64_t* words) {
@@ -33,7 +35,7 @@ static void HideLast(const AttendInput& in, host_cuda::Late& late) {
 
 // Reads query, sequences, tokens, heads, pool, blocks, layers, kv_heads, block_size, layer, tables,
 // width, contexts, out, scratch and its bytes.
-Error host_attend(const int64_t* words, float scale) {
+Error host_attend(const int64_t* words, float scale, int is_prompt) {
   AttendInput in{};
   in.type = ElementType::kBFloat16;
   in.scale = scale;
@@ -56,11 +58,15 @@ Error host_attend(const int64_t* words, float scale) {
   const auto pool = static_cast<const char*>(in.pool.data);
   const int64_t rows = in.pool.blocks * in.pool.layers * 2 * in.pool.heads * in.pool.block_size;
   host_cuda::written_before = nullptr;  // of the pool what steps before wrote is read early
-  host_cuda::readable = {{pool, pool + rows * in.pool.head_dim * 2}};
+  const auto query = static_cast<const char*>(in.query);
+  host_cuda::readable = {{pool, pool + rows * in.pool.head_dim * 2},
+                         {query, query + in.tokens * in.heads * in.pool.head_dim * 2}};
   host_cuda::Late late;
   late.Hide(in.query, in.tokens * in.heads * in.pool.head_dim * 2);
   HideLast(in, late);
-  if (!DecodeTakes(in, scratch)) return "decode's kernel does not take it";
-  return DecodeAttention({in, out, scratch, host_cuda::settings.capability}, nullptr);
+  const HopperAttention call{in, out, scratch, host_cuda::settings.capability};
+  if (is_prompt) return PromptAttention(call, nullptr);
+  return DecodeTakes(in, scratch) ? DecodeAttention(call, nullptr)
+                                  : "decode's kernel does not take it";
 }
 }

@@ -1,5 +1,6 @@
 // The launches of ops/csrc/cuda under C names; what they take is laid out by
 // baton_testing/host_cuda.py, eight bytes a member. Returns null or what went wrong.
+#include "orders.h"
 #include "rewritten/launch.h"
 #include "rewritten/sampling.h"
 #include "shims/fibers.h"

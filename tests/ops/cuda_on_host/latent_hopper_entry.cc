@@ -8,6 +8,8 @@ using namespace baton_ops::cuda;
 
 extern "C" {
 
+void host_plant(int fault) { host_cuda::planted = fault; }
+
 // Reads heads, tokens, positions.
 int64_t host_scratch_bytes(const int64_t* words) {
   return static_cast<int64_t>(LatentScratchBytes({words[0], 1, 576, 1, words[1], words[2]}));

@@ -1,6 +1,7 @@
 // The launches of Hopper's matmuls under C names; arguments are laid out by
 // baton_testing/host_matmul.py. Returns null or what went wrong.
 #include "baton_ops/gate.cuh"
+#include "orders.h"
 #include "rewritten/hopper_matmul.h"
 #include "shims/hopper.h"
 

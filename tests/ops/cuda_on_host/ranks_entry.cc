@@ -2,6 +2,7 @@
 // calls one after another, with what writes its part before each; ranks run side by side.
 #include "baton_ops/row_norm.cuh"
 #include "cuda_runtime.h"
+#include "orders.h"
 #include "rewritten/early_launch.h"
 #include "rewritten/element_types.h"
 #include "rewritten/norm_launch.h"

@@ -7,6 +7,8 @@ using namespace baton_ops::cuda;
 
 extern "C" {
 
+void host_plant(int fault) { host_cuda::planted = fault; }
+
 // How many rows there are of x, and of the weight, of all experts together.
 Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t x_rows,
                          int64_t weight_rows) {

@@ -11,8 +11,16 @@ import re
 import numpy as np
 import pytest
 
+from baton_testing import (
+    host_decode,
+    host_latent,
+    host_matmul,
+    host_routes,
+    host_scaled,
+)
 from baton_testing.host_cuda import (
     OPS,
+    SAMPLER,
     HostLibrary,
     HostTorch,
     barriers,
@@ -67,6 +75,28 @@ def test_with_all_barriers_the_order_of_threads_makes_no_difference(
     host: HostLibrary, torch: HostTorch
 ) -> None:
     assert not any(differs(host, torch, ("", 0), seed) for seed in range(1, 9))
+
+
+UNITS = {
+    "sampling": SAMPLER, "attention": host_decode.UNIT, "matmuls": host_matmul.UNIT,
+    "fp8": host_scaled.TURNED, "mla": host_latent.HOPPER, "experts": host_routes.UNIT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_what_is_rewritten_stays_on_its_line(unit: str) -> None:
+    """A barrier is passed by where its header has it."""
+    n_headers = 0
+    for path in (OPS / "include" / "baton_ops").glob("*.cuh"):
+        try:
+            text = UNITS[unit].rewrite(path.name, path.read_text())
+        except NotImplementedError:  # another unit's
+            continue
+        n_headers += 1
+        of_both = (both.split("\n") for both in (path.read_text(), text))
+        for number, (old, new) in enumerate(zip(*of_both, strict=True), start=1):
+            assert old.startswith("}") == new.startswith("}"), (path.name, number)
+    assert n_headers > 20
 
 
 def test_an_instruction_that_nothing_stands_for_is_refused() -> None:

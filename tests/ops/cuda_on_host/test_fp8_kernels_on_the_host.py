@@ -16,6 +16,7 @@ import pytest
 
 from baton_testing import host_cuda, host_matmul, host_scaled
 from baton_testing.e4m3_numbers import nearest_bits, number
+from baton_testing.host_orders import Order, each_last
 from baton_testing.host_scaled import HostScaled, ScaledRows
 from baton_worker.engine.model.e4m3 import quantised
 
@@ -239,14 +240,16 @@ def test_rows_of_experts_have_the_bits_of_a_product_with_their_experts_weight(
         np.testing.assert_array_equal(out[first:last, :outputs], wanted)
 
 
-@pytest.mark.parametrize("header", ["scaled_matmul.cuh", "quantise.cuh"])
-def test_a_kernel_needs_its_barrier(scaled: HostScaled, header: str) -> None:
-    """Each header's first. The product's other one keeps the next round's sums apart from this
-    one's, and between them lie so many meetings of warps that no order drawn here needs it.
+@pytest.mark.parametrize(
+    ("header", "nth"), [("scaled_matmul.cuh", 0), ("scaled_matmul.cuh", 1), ("quantise.cuh", 0)]
+)
+def test_a_kernel_needs_its_barrier(scaled: HostScaled, header: str, nth: int) -> None:
+    """The product's second keeps the next round's sums apart from this one's: only who comes last
+    shows it.
     """
-    barrier = host_cuda.barriers([header])[0]
+    barrier = host_cuda.barriers([header])[nth]
     rng = np.random.default_rng(0)
-    x, weight = rows_of(rng, 5, 1200, 128), rows_of(rng, 20, 1200, 128)
+    x, weight = rows_of(rng, 5, 4800, 128), rows_of(rng, 20, 4800, 128)
     line = rng.standard_normal((2, 1200)).astype(np.float32)
 
     def made() -> tuple[bytes, bytes]:
@@ -254,18 +257,34 @@ def test_a_kernel_needs_its_barrier(scaled: HostScaled, header: str) -> None:
         scaled.matmul(x, weight, 128, out)
         return out.tobytes(), scaled.quantise(line, 1200).scales.tobytes()
 
-    def differs(seed: int) -> bool:
-        scaled.set(seed)
-        wanted = made()
+    def differs(order: Order) -> bool:
         scaled.skip(barrier)
         try:
-            return made() != wanted
+            with scaled.ordered(order):
+                return made() != wanted
         except RuntimeError:
             return True
         finally:
             scaled.skip()
 
-    assert any(map(differs, range(8)))
+    wanted = made()
+    assert any(map(differs, each_last(256, seed=1)))
+
+
+def test_whoever_comes_last_changes_no_bit(scaled: HostScaled) -> None:
+    """Of who quantises rows, with halves, and of who multiplies by ranges."""
+    rng = np.random.default_rng(1)
+    rows, weight = rng.standard_normal((3, 656)).astype(np.float32), rows_of(rng, 40, 656, 128)
+
+    def made() -> bytes:
+        x, out = scaled.quantise(rows, 128, has_halves=True), np.zeros((3, 40), np.float32)
+        scaled.matmul(x, weight, 128, out)
+        return bytes(x.values.tobytes() + x.scales.tobytes() + out.tobytes())
+
+    wanted = made()
+    for order in each_last(256, seed=1):
+        with scaled.ordered(order):
+            assert made() == wanted, order
 
 
 def test_a_broken_row_is_broken_and_no_other_is(scaled: HostScaled) -> None:

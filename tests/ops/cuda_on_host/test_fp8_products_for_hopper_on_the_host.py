@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 from baton_testing import host_cuda, host_matmul, host_scaled
 from baton_testing.host_cuda import FIRST_FIRST
+from baton_testing.host_orders import Order, each_last
 from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
 
 Array = npt.NDArray[Any]
@@ -93,24 +95,70 @@ def test_every_way_has_the_bits_of_the_kernels_for_any_gpu(
         np.testing.assert_array_equal(out, wanted)
 
 
+def orders_of(seed: int) -> list[Order]:
+    """Return who comes last in turn, of as many threads as a block may have; of some of them
+    products' parts end apart: what warps have read each gives back itself.
+    """
+    apart = [replace(order, are_warps_apart=True) for order in each_last(384, seed + 100, most=2)]
+    return [*each_last(384, seed, most=5), *apart[:2]]
+
+
+class Long:
+    """A product of more ranges than any ring has stages."""
+
+    def __init__(self, both: tuple[HostScaled, HostTurned], seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        any_gpu, self.turned = both
+        self.x, self.weight = (rows_of(rng, n, 2560, 128, n == 128) for n in (16, 128))
+        self.wanted = wide(16, 128, np.uint16)
+        any_gpu.matmul(self.x, self.weight, 128, self.wanted[:, :128])
+
+    def differs(self, way: int, order: Order, seed: int) -> bool:
+        out = wide(16, 128, np.uint16)
+        self.turned.set(seed)
+        try:
+            with self.turned.ordered(order):
+                self.turned.matmul(way, self.x, self.weight, 128, out[:, :128], processors=1)
+        except RuntimeError:
+            return True
+        return out.tobytes() != self.wanted.tobytes()
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_a_thread_that_is_late_by_a_whole_ring_holds_nobody_up_for_ever(
+def test_whoever_comes_last_holds_nobody_up_and_changes_no_bit(
     both: tuple[HostScaled, HostTurned], way: int
 ) -> None:
-    """Of who asks for the weight, for x, brings scales, multiplies: more ranges than any ring has
-    stages, all of one block.
-    """
+    """Of who asks for the weight, for x, brings scales, multiplies: all of one block."""
+    case = Long(both, way)
+    orders = [*orders_of(way), *(Order(range(thread, thread + 1)) for thread in (0, 32))]
+    assert [order for seed, order in enumerate(orders) if case.differs(way, order, seed)] == []
+
+
+def test_a_thread_that_nobody_waits_for_is_found_where_it_comes_last(
+    both: tuple[HostScaled, HostTurned],
+) -> None:
+    case, last = Long(both, 1), Order(range(1))
+    with case.turned.planted("who asks for the weight is waited for no longer"):
+        assert any(case.differs(way, last, seed=2) for way in WAYS if way != OF_FEW)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whoever_comes_last_among_experts_changes_no_bit(
+    both: tuple[HostScaled, HostTurned], way: int
+) -> None:
+    """Rows of x that are named, which all threads that load copy."""
     rng = np.random.default_rng(way)
-    x, weight = rows_of(rng, 16, 2560, 128), rows_of(rng, 128, 2560, 128, is_weight=True)
+    row, starts = rng.integers(0, 9, 20).astype(np.int32), np.array([0, 3, 3, 20], np.int32)
+    x, weight = rows_of(rng, 9, 1312, 128), rows_of(rng, 3 * 2 * 40, 1312, 128, is_weight=True)
     any_gpu, turned = both
-    out, wanted = wide(16, 128, np.uint16), wide(16, 128, np.uint16)
-    any_gpu.matmul(x, weight, 128, wanted[:, :128])
-    for late in (0, 32, 64, 96, 128, 256):
-        turned.set(seed=way, late_thread=late)
-        out[:, :128] = 0
-        turned.matmul(way, x, weight, 128, out[:, :128], processors=1)
-        np.testing.assert_array_equal(out, wanted)
-    turned.set(seed=way)
+    wanted = wide(20, 40, np.uint16)
+    any_gpu.matmul(x, weight, 128, wanted[:, :40], True, row, starts)
+    for seed, order in enumerate(orders_of(way + 20)):
+        out = wide(20, 40, np.uint16)
+        turned.set(seed)
+        with turned.ordered(order):
+            turned.matmul(way, x, weight, 128, out[:, :40], True, row, starts, processors=1)
+        np.testing.assert_array_equal(out, wanted, err_msg=str(order))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -153,7 +201,7 @@ def row_of(rng: np.random.Generator, columns: int, dtype: Any) -> Array:
 def test_scales_where_no_vector_begins_are_read_one_by_one(
     both: tuple[HostScaled, HostTurned], way: int, of: str
 ) -> None:
-    """Of four groups, which else are read at once."""
+    """Of four groups, which else are read at once: without the check of either one a read fails."""
     rng = np.random.default_rng(way)
     x, weight = rows_of(rng, 20, 512, 128), rows_of(rng, 70, 512, 128, is_weight=True)
     if of == "x":
@@ -166,6 +214,9 @@ def test_scales_where_no_vector_begins_are_read_one_by_one(
     any_gpu.matmul(x, weight, 128, wanted)
     turned.matmul(way, x, weight, 128, out)
     np.testing.assert_array_equal(out, wanted)
+    fault = f"scales of {'the ' * (of == 'weight')}{of} are read four at once wherever they begin"
+    with turned.planted(fault), pytest.raises(RuntimeError, match="a vector where none may begin"):
+        turned.matmul(way, x, weight, 128, out)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["fp32", "bf16"])
@@ -203,6 +254,20 @@ def test_a_row_has_its_bits_whoever_runs_ahead_and_whenever_copies_are_made(
     any_gpu.matmul(any_gpu.quantise(x, 128), weight, 128, wanted[:, :160])
     turned.of_row(x, weight, 128, out[:, :160], processors=1)
     np.testing.assert_array_equal(out, wanted)
+
+
+def test_a_row_has_its_bits_whoever_comes_last(both: tuple[HostScaled, HostTurned]) -> None:
+    rng = np.random.default_rng(3)
+    x, weight = row_of(rng, 2304, np.float32), rows_of(rng, 160, 2304, 128, is_weight=True)
+    any_gpu, turned = both
+    wanted = wide(1, 160, np.float32)
+    any_gpu.matmul(any_gpu.quantise(x, 128), weight, 128, wanted[:, :160])
+    for seed, order in enumerate(each_last(384, seed=1, most=16)):
+        out = wide(1, 160, np.float32)
+        turned.set(seed)
+        with turned.ordered(order):
+            turned.of_row(x, weight, 128, out[:, :160], processors=1)
+        np.testing.assert_array_equal(out, wanted, err_msg=str(order))
 
 
 @pytest.mark.parametrize("known", [False, True])

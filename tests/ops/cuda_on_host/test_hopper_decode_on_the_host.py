@@ -1,12 +1,14 @@
-"""Hopper's attention of decode on the host: near float64's, and the same bits for a query in any
-company, whether it is a row of the products or a column, on any number of multiprocessors.
+"""Hopper's attention of decode and of prompts on the host: near float64's, and the same bits for a
+query in any company, whether it is a row of the products or a column, on any number of
+multiprocessors, whoever comes last.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ from baton_testing import host_cuda, host_decode
 from baton_testing.host_cuda import FIRST_FIRST
 from baton_testing.host_decode import Call, HostDecode
 from baton_testing.host_matmul import bf16, filled, fp32
+from baton_testing.host_orders import WARP, Order, each_last
 
 Array = npt.NDArray[Any]
 
@@ -53,6 +56,7 @@ class Text:
         page: int = 16,
         seed: int = 1,
         processors: int = 9,
+        kernel: Literal["decode", "prompt"] = "decode",
     ) -> Array:
         """Return [sequences, q_len, heads, DIM]; what is not a context's is no number."""
         width = -(-LENGTH // page)
@@ -67,7 +71,8 @@ class Text:
                 query[row * q_len : (row + 1) * q_len] = self.queries[end - q_len : end]
         out = filled(GUARD, *query.shape)
         contexts = np.array(ends, np.int32)
-        kernels.attend(Call(query, kv, 1, tables, contexts, DIM**-0.5, out), seed, processors)
+        call = Call(query, kv, 1, tables, contexts, DIM**-0.5, out)
+        kernels.attend(call, seed, processors, kernel)
         return out.reshape(len(ends), q_len, self.heads, DIM)
 
     def exact(self, end: int) -> Array:
@@ -109,41 +114,120 @@ def test_a_query_has_the_same_bits_as_a_row_and_as_a_column(
         assert np.array_equal(text.attend(kernels, [end], q_len)[0, -1], alone), q_len
 
 
-NEEDED = [
-    *((8, "decode_few.cuh", nth) for nth in (0, 1, 3, 4)),
-    (8, "decode_work.cuh", 0),
-    *((12, "decode_work.cuh", nth) for nth in (0, 1, 3)),
-    (12, "decode_attention.cuh", 0),
+ANY = [Order()]
+FIRST_WARP_LAST = [Order(range(WARP), are_warps_apart=True)]
+"""What a product reads is given back by its first warp: without the others' the ring is safe."""
+TOLD_TOO_EARLY = [
+    Order(range(1, 128), block, is_once_told=True, is_side_by_side=True) for block in range(10)
 ]
-"""Heads that share keys, and a header's barrier that their kernel needs. Two are not in the list:
-one keeps the next split's scores off products, which are over here once any of their warps goes on,
-one orders blocks, which here follow each other.
+NEEDED = [
+    *((8, "decode_few.cuh", nth, ANY) for nth in (0, 1, 3, 4)),
+    (8, "decode_few.cuh", 2, FIRST_WARP_LAST),
+    (8, "decode_work.cuh", 0, ANY),
+    *((12, "decode_work.cuh", nth, ANY) for nth in (0, 1, 3)),
+    *((heads, "decode_work.cuh", 2, TOLD_TOO_EARLY) for heads in (8, 12)),
+    (12, "decode_attention.cuh", 0, ANY),
+]
+"""Heads that share keys, a header's barrier that their kernel needs, and the orders that show it:
+one keeps the next split's scores off products that other warps have not made yet, one what a block
+has left before other blocks are told of it.
 """
 
 
-@pytest.mark.parametrize(("heads_a_kv", "header", "nth"), NEEDED)
+@pytest.mark.parametrize(("heads_a_kv", "header", "nth", "orders"), NEEDED)
 def test_a_missing_barrier_is_found(
-    kernels: HostDecode, heads_a_kv: int, header: str, nth: int
+    kernels: HostDecode, heads_a_kv: int, header: str, nth: int, orders: list[Order]
 ) -> None:
     barriers = host_decode.barriers(header)
     assert len(barriers) == {"decode_few.cuh": 5, "decode_work.cuh": 4}.get(header, 1)
     text = Text(heads_a_kv)
 
-    def differs(seed: int) -> bool:
-        def attend() -> bytes:
-            ends = [LENGTH, 0, 700, 130]
-            return bytes(text.attend(kernels, ends, seed=seed, processors=10).tobytes())
+    def attend(seed: int, order: Order = ANY[0]) -> bytes:
+        with kernels.ordered(order):
+            found = text.attend(kernels, [LENGTH, 0, 700, 130], seed=seed, processors=10)
+        return bytes(found.tobytes())
 
-        wanted = attend()
+    def differs(seed: int, order: Order) -> bool:
+        wanted = attend(seed)
+        assert attend(seed, order) == wanted
         kernels.skip((header, barriers[nth]))
         try:
-            return attend() != wanted
+            return attend(seed, order) != wanted
         except RuntimeError:
             return True
         finally:
             kernels.skip()
 
-    assert any(map(differs, (1, 2, FIRST_FIRST)))
+    assert any(differs(seed, order) for seed in (1, 2, FIRST_FIRST) for order in orders)
+
+
+@pytest.mark.parametrize("heads_a_kv", [4, 12])
+def test_whoever_comes_last_in_decode_changes_no_bit(kernels: HostDecode, heads_a_kv: int) -> None:
+    """Of every block, or one of them; these run side by side and merge what others left."""
+    text, ends = Text(heads_a_kv), [LENGTH, 0, 700]
+    wanted = text.attend(kernels, ends)
+    apart = [
+        Order(range(WARP), are_copies_late=late, are_warps_apart=True) for late in (False, True)
+    ]
+    blocks = [Order(range(160), block, are_copies_late=True) for block in range(0, 13, 4)]
+    for nth, order in enumerate((*each_last(160, seed=heads_a_kv), *apart, *blocks)):
+        with kernels.ordered(replace(order, is_side_by_side=True)):
+            found = text.attend(kernels, ends, seed=nth, processors=13)
+        assert np.array_equal(found, wanted), order
+
+
+@pytest.mark.parametrize("page", [16, 128])
+@pytest.mark.parametrize("heads_a_kv", [1, 5])
+def test_a_prompts_queries_have_the_bits_that_decode_gives_them(
+    kernels: HostDecode, heads_a_kv: int, page: int
+) -> None:
+    """Of two pieces of queries, and splits behind the first; a sequence that is not there."""
+    text, q_len = Text(heads_a_kv), 131
+    ends = [SPLIT + 140, 0, 140]
+    out = text.attend(kernels, ends, q_len, page, kernel="prompt")
+    assert (out[1] == GUARD).all(), "a sequence that is not there was written"
+    for row in (0, 2):
+        for nth in (0, 2, 127, 128, 130):
+            alone = text.attend(kernels, [ends[row] - q_len + nth + 1])[0, 0]
+            assert np.array_equal(out[row, nth], alone), (row, nth)
+
+
+PROMPT = [SPLIT + 8]
+OF_PROMPT = (5, 70)
+"""Heads that share keys, and queries: ten works, of which a block takes two. They have two splits,
+and end where no tile does.
+"""
+
+
+def prompt(kernels: HostDecode, text: Text, seed: int, order: Order = ANY[0]) -> Array:
+    with kernels.ordered(order):
+        return text.attend(kernels, PROMPT, OF_PROMPT[1], seed=seed, kernel="prompt")
+
+
+def test_whoever_comes_last_in_a_prompt_changes_no_bit(kernels: HostDecode) -> None:
+    """The warp that loads, or of the warpgroups that take turns a thread, a warp or all."""
+    text = Text(OF_PROMPT[0])
+    wanted = prompt(kernels, text, seed=1)
+    apart = [Order(range(at, at + WARP), are_warps_apart=True) for at in (128, 256)]
+    for nth, order in enumerate((*each_last(384, seed=1), *apart)):
+        assert np.array_equal(prompt(kernels, text, nth, order), wanted), order
+
+
+@pytest.mark.parametrize("fault", host_decode.FAULTS)
+def test_a_planted_fault_of_prompts_is_found_by_who_comes_last(
+    kernels: HostDecode, fault: str
+) -> None:
+    text = Text(OF_PROMPT[0])
+    wanted = prompt(kernels, text, seed=1)
+
+    def differs(order: Order) -> bool:
+        try:
+            with kernels.planted(fault):
+                return not np.array_equal(prompt(kernels, text, 2, order), wanted)
+        except RuntimeError:
+            return True
+
+    assert any(differs(Order(range(first, first + 128))) for first in (0, 128, 256))
 
 
 @pytest.mark.parametrize("heads_a_kv", [4, 12])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from baton_testing import host_cuda, host_latent
 from baton_testing.host_cuda import FIRST_FIRST
 from baton_testing.host_latent import HostHopperLatent
 from baton_testing.host_matmul import bf16, filled, fp32
+from baton_testing.host_orders import WARP, Order, each_last
 
 Array = npt.NDArray[Any]
 
@@ -159,6 +161,51 @@ def test_a_warpgroup_that_runs_ahead_waits_to_be_heard(kernels: HostHopperLatent
     ends = [*range(1, 61)]
     ahead = paged.attend(ends, 1, Launch(seed=FIRST_FIRST))
     np.testing.assert_array_equal(ahead, paged.attend(ends, 1, Launch()))
+
+
+ENDS = [SPLIT + 200, 0, 70, 140, 65, 20, 30, 40, 50, 60, 64]
+"""Of two splits, of some tiles, and of one, which are the first warpgroup's: a block takes two."""
+
+
+@pytest.fixture(scope="module")
+def few(kernels: HostHopperLatent) -> tuple[Paged, Array]:
+    """A text of few heads, and outputs at some positions."""
+    paged = Paged(kernels, 16, SPLIT + 200)
+    return paged, paged.attend(ENDS, 1, Launch())
+
+
+def differs(few: tuple[Paged, Array], order: Order, seed: int) -> bool:
+    paged, wanted = few
+    with paged.kernels.ordered(order):
+        try:
+            return not np.array_equal(paged.attend(ENDS, 1, Launch(seed=seed)), wanted)
+        except RuntimeError:
+            return True
+
+
+def test_whoever_comes_last_changes_no_bit(few: tuple[Paged, Array]) -> None:
+    """A stage is given back by every warp that has read it: their products may end apart."""
+    orders = each_last(288, seed=1, most=12)
+    apart = [replace(order, are_warps_apart=True) for order in each_last(288, seed=2, most=6)]
+    assert [o for seed, o in enumerate((*orders, *apart)) if differs(few, o, seed)] == []
+
+
+OF_WHO_IS_LAST = {
+    "weights are heard before they are told": Order(range(128)),
+    "weights are told where other warps' products still read": Order(
+        range(WARP), are_warps_apart=True
+    ),
+    "one warpgroup gives queries back for both": Order(range(128, 256)),
+}
+"""By fault: the order that shows it."""
+
+
+@pytest.mark.parametrize("fault", host_latent.FAULTS)
+def test_a_planted_fault_is_found_by_who_comes_last(
+    kernels: HostHopperLatent, few: tuple[Paged, Array], fault: str
+) -> None:
+    with kernels.planted(fault):
+        assert differs(few, OF_WHO_IS_LAST[fault], seed=2)
 
 
 def test_a_changed_key_would_be_seen(kernels: HostHopperLatent) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from baton_testing import host_cuda, host_matmul
+from baton_testing.host_orders import WARP, Order, each_last
 
 WAYS = 16
 KINDS = ("bf16", "fp32", "gated")
@@ -135,6 +136,12 @@ FOUND = {
     "a pair's second block is read from where the next pair is": ("gated", FIRST_TURNED),
 }
 """By fault: a product and a way that show it."""
+OF_WHO_IS_LAST = {
+    "x is multiplied before it has come": (2, range(160, 161)),
+    "the weight is multiplied before it has come": (2, range(128, 129)),
+    "one warpgroup gives stages back for all": (12, range(256, 384)),
+}
+"""By fault: a way and threads that show it where they come last."""
 
 
 @pytest.mark.parametrize("fault", FOUND)
@@ -202,6 +209,48 @@ def test_rows_of_groups_have_the_bits_of_their_own_part_of_the_weight(
         assert {way: text for way, text in differences.items() if text} == {}, (n, k)
 
 
+def late_by_way(case: Case, way: int, most: int) -> dict[Order, str]:
+    """Return, by who comes last, how a way's memory differs: of one multiprocessor, whose ring is
+    gone through more than once. Products' parts end apart where who gives stages back is last.
+    """
+    apart = [
+        Order(range(first, first + WARP), are_warps_apart=True)
+        for first in ((128, 256) if way >= FIRST_MANY else (0,))
+    ]
+    orders = [*each_last(384 if way >= FIRST_MANY else 192, seed=way, most=most), *apart]
+    found = {}
+    for nth, order in enumerate(orders):
+        with case.matmuls.ordered(order):
+            found[order] = case.differs(way, seed=3 * nth)
+    return {order: text for order, text in found.items() if text}
+
+
+@pytest.mark.parametrize("way", range(WAYS))
+def test_whoever_comes_last_changes_no_bit(matmuls: host_matmul.HostMatmul, way: int) -> None:
+    kind = KINDS[::2][way // 2 % 2]
+    case = Case(matmuls, kind, 70 if way >= FIRST_MANY or way % 2 else 8, 136, 2_056)
+    assert late_by_way(case, way, most=8) == {}
+
+
+@pytest.mark.parametrize("way", GROUPED_WAYS)
+@pytest.mark.parametrize("kind", ["bf16", "gated"])
+def test_whoever_comes_last_in_groups_changes_no_bit(
+    matmuls: host_matmul.HostMatmul, kind: str, way: int
+) -> None:
+    assert late_by_way(Grouped(matmuls, kind, (8, 0, 9, 1), 72, 1_288), way, most=6) == {}
+
+
+@pytest.mark.parametrize("fault", OF_WHO_IS_LAST)
+def test_a_planted_fault_is_found_by_who_comes_last(
+    matmuls: host_matmul.HostMatmul, fault: str
+) -> None:
+    way, last = OF_WHO_IS_LAST[fault]
+    case = Case(matmuls, "bf16", 70, 136, 2_056)
+    with matmuls.ordered(Order(last)):
+        assert case.differs(way, seed=3) == ""
+        assert case.differs(way, seed=3, fault=fault) != ""
+
+
 class Known(Grouped):
     """As `Grouped`, of groups that are known as the launch begins."""
 
@@ -249,7 +298,7 @@ def test_one_row_has_the_bits_that_it_has_at_every_place(
     assert {way: text for way, text in differences.items() if text} == {}
 
 
-OF_GROUPS = [fault for fault in host_matmul.FAULTS if fault not in FOUND]
+OF_GROUPS = [fault for fault in host_matmul.FAULTS if fault not in {**FOUND, **OF_WHO_IS_LAST}]
 
 
 @pytest.mark.parametrize("fault", OF_GROUPS)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from baton_testing import host_cuda, host_latent
 from baton_testing.host_latent import HostLatent
 from baton_testing.host_matmul import bf16, fp32
+from baton_testing.host_orders import Order, each_last
 from baton_testing.numpy_latent import NumpyLatentKernels
 from baton_worker.engine.backends.device.operands import Places, Rotation
 from baton_worker.engine.model.mla import Mla
@@ -137,6 +138,32 @@ def test_queries_are_folded_and_values_unfolded(
         one = filled(is_bf16, 1, heads * mla.value_size)
         kernels.unfold(attended[only], kv_up, mla, one)
         np.testing.assert_array_equal(one[0], values[token])
+
+
+@pytest.mark.parametrize("tokens", [9, 33])
+def test_whoever_comes_last_in_folding_changes_no_bit(kernels: HostLatent, tokens: int) -> None:
+    """By tensor cores, whose tiles come through a ring of two; without its barrier one would."""
+    mla, heads = MODELS["other_heads"]
+    kv_up = drawn(1, True, *MODELS["other_heads"].kv_up_shape)
+    queries = drawn(2, True, tokens, heads * mla.query_size)
+    attended = drawn(3, True, tokens, heads, mla.kv_rank)
+
+    def made(order: Order) -> bytes:
+        folded = filled(True, tokens, heads, mla.row_size)
+        values = filled(True, tokens, heads * mla.value_size)
+        with kernels.ordered(order):
+            kernels.fold(queries, kv_up, mla, folded)
+            kernels.unfold(attended, kv_up, mla, values)
+        return bytes(folded.tobytes() + values.tobytes())
+
+    wanted = made(Order())
+    orders = each_last(256, seed=tokens, most=2)
+    assert [order for order in orders if made(order) != wanted] == []
+    kernels.skip(host_cuda.barriers(["latent_mma.cuh"])[0])
+    try:
+        assert [order for order in orders if made(order) != wanted]
+    finally:
+        kernels.skip()
 
 
 def guarded(is_bf16: bool | None = None) -> Any:
@@ -349,6 +376,14 @@ def test_a_token_has_the_same_bits_in_any_company_and_blocks(
     for row, stop in enumerate(ends):
         if stop:
             np.testing.assert_array_equal(out[row], prompt[stop - q_len : stop])
+
+
+def test_whoever_comes_last_changes_no_bit(kernels: HostLatent, whole: tuple[Paged, Array]) -> None:
+    paged, prompt = whole
+    for seed, order in enumerate(each_last(256, seed=1, most=2)):
+        with kernels.ordered(order):
+            out = paged.attend(kernels, [LENGTH, 40], 1, seed=seed)
+        np.testing.assert_array_equal(out[:, 0], prompt[[LENGTH - 1, 39]], err_msg=str(order))
 
 
 def test_a_changed_key_would_be_seen(kernels: HostLatent) -> None:

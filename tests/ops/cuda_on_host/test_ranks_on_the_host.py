@@ -19,6 +19,7 @@ import pytest
 from baton_testing import host_cuda, host_ranks
 from baton_testing.host_cuda import FIRST_FIRST
 from baton_testing.host_matmul import fp32
+from baton_testing.host_orders import Order
 from baton_testing.host_ranks import APART, GATHER, NORM, Call, HostGroup
 
 RANKS = (2, 4, 8)
@@ -347,6 +348,38 @@ def test_a_rank_that_is_late_is_waited_for(library: Path) -> None:
     group.run(calls)
     assert group.nanoseconds() > 0
     assert wrong(calls, range(4)) == []
+
+
+def last_ones(ranks: int, most_blocks: int) -> list[Order]:
+    """Return who comes last in turn: all of a rank's blocks of one number, a thread of each block
+    that meets others, one that does not, and all threads that meet a rank.
+    """
+    blocks = [Order(range(32), block) for block in range(ranks * most_blocks)]
+    return [*blocks, *(Order(range(thread, thread + 1)) for thread in (0, 1, ranks - 1, 20))]
+
+
+@pytest.mark.parametrize("way", [*host_ranks.WAYS[1:], GATHER])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_whoever_comes_last_is_waited_for(library: Path, ranks: int, way: str) -> None:
+    """A block of a rank, or a thread of all."""
+    for seed, order in enumerate(last_ones(ranks, most_blocks=3)):
+        group = HostGroup(library, ranks, HALF_BYTES, seed)
+        with group.ordered(order):
+            calls = calls_of(ranks, [way], 4, seed, sizes=[33, 96])
+            assert outcome(group, calls) == "", order
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_whoever_comes_last_where_sums_are_normed_is_waited_for(library: Path, ranks: int) -> None:
+    """Of what is pushed, and of what is read."""
+    for seed, order in enumerate(last_ones(ranks, most_blocks=5)):
+        group = HostGroup(library, ranks, HALF_BYTES, seed)
+        calls, right = norms_of(ranks, seed, n=4), norms_of(ranks, seed, n=4)
+        HostGroup(library, ranks, HALF_BYTES, seed).run(right)
+        with group.ordered(order):
+            group.run(calls, limit_ns=LIMIT)
+        assert not any(group.errors()), order
+        assert [c.normed_bits() for c in calls] == [c.normed_bits() for c in right], order
 
 
 def test_a_half_that_is_taken_twice_running_is_a_race_and_an_error(library: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from baton_testing import host_cuda, host_matmul, host_routes
+from baton_testing.host_orders import Order, each_last
 from baton_worker.engine.backends.device.expert_kernels import Routes
 from baton_worker.engine.model.experts import Experts, choose
 
@@ -283,6 +284,45 @@ def test_a_norm_and_a_choice_have_the_bits_of_both(
         np.testing.assert_array_equal(once[key], values, err_msg=key)
     is_one = n_tokens == 1 and hidden % 8 == 0 and case.rule.n_groups == case.rule.n_chosen_groups
     assert (case.launches == 1) is is_one
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("glm", 264), ("qwen3", 2560)])
+def test_whoever_comes_last_of_a_cluster_changes_no_bit(
+    routes: host_routes.HostRoutes, name: str, hidden: int
+) -> None:
+    """A block, or in all of them a thread, a warp or a group of warps."""
+    case = Case(routes, name, 1, hidden, True)
+    parts = case.normed(5, at_once=False, adds=True)
+    blocks = [Order(range(1024), block) for block in range(16)]
+    for order in (*blocks, *each_last(320, seed=hidden, most=6)):
+        with routes.ordered(order):
+            once = case.normed(5, at_once=True, adds=True)
+        assert case.launches == 1
+        for key, values in parts.items():
+            np.testing.assert_array_equal(once[key], values, err_msg=f"{key}, {order}")
+
+
+@pytest.mark.parametrize("nth", [0, 2, 3, 4])
+def test_a_norm_and_a_choice_need_each_barrier(routes: host_routes.HostRoutes, nth: int) -> None:
+    """But the second: places are read behind it, which without it may be anywhere."""
+    barriers = host_cuda.barriers(["norm_route.cuh"])
+    assert len(barriers) == 5
+    case = Case(routes, "qwen3", 1, 264, True)
+    wanted = case.normed(5, at_once=False, adds=True)
+
+    def differs(order: Order) -> bool:
+        routes.skip(barriers[nth])
+        try:
+            with routes.ordered(order):
+                once = case.normed(5, at_once=True, adds=True)
+        except RuntimeError:
+            return True
+        finally:
+            routes.skip()
+        return any(once[key].tobytes() != values.tobytes() for key, values in wanted.items())
+
+    last = [Order(range(1024), block) for block in (0, 1, 7)]
+    assert any(map(differs, (*last, *each_last(256, seed=nth))))
 
 
 def test_where_no_cluster_has_room_a_norm_and_a_choice_are_launches_of_their_own(

@@ -5,6 +5,8 @@ Vocabularies are short: a row of eight blocks is thousands of fibers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ import baton_ops
 from baton_ops import cuda, sampling
 from baton_testing import draws, hard_logits
 from baton_testing.host_cuda import HostLibrary, HostTorch, load_gpu_tests
+from baton_testing.host_orders import Order, each_last
 
 gpu = load_gpu_tests("test_sampling_probabilities_keep_the_cpus_tokens")
 test_ten_equal_tokens = gpu.test_ten_equal_tokens_lose_none_or_five_of_them
@@ -91,3 +94,47 @@ def test_verification_decides_what_the_cpu_decides(
     wanted = baton_ops.verify_sampled(probs, uniform, draft, count, cu_rows, **extra)
     np.testing.assert_array_equal(out.n_accepted, wanted.n_accepted)
     np.testing.assert_array_equal(out.token, wanted.token)
+
+
+TIED = np.random.default_rng(1).standard_normal((2, 4_099)).round(1).astype(np.float32)
+
+
+def truncated(torch: HostTorch) -> bytes:
+    rows = gpu.Rows(torch, TIED)
+    rows.top_k[:], rows.top_p[:] = [300, 50], [0.5, 0.9]
+    return bytes(rows.run()[0].tobytes())
+
+
+def largest(torch: HostTorch) -> bytes:
+    token = torch.full((2,), -777, dtype=torch.int32)
+    broken = torch.zeros(2, dtype=torch.uint8)
+    sampling.argmax_into(torch.as_tensor(TIED, device=""), token, broken)
+    return bytes(token.tobytes() + broken.tobytes())
+
+
+def verified_tokens(torch: HostTorch) -> bytes:
+    rng = np.random.default_rng(1)
+    draft, cu_rows = rng.integers(4_099, size=(2, 2)).astype(np.int32), [0, 3, 6]
+    drafts = (draft, np.array([2, 2], np.int32), np.array(cu_rows, np.int32))
+    given = cuda.Drafts(*(torch.as_tensor(a, device="") for a in drafts))
+    probs = rng.exponential(size=(6, 4_099)).astype(np.float32) ** 4
+    probs[0, draft[0, 0]] = probs[0].sum()
+    proposals = rng.exponential(size=(2, 2, 4_099)).astype(np.float32)
+    out = cuda.Accepted(*(torch.full(s, -777, dtype=torch.int32) for s in ((2,), (2, 3))))
+    extra = {"draft_probs": proposals, "residual_uniform": rng.random(6)}
+    cuda.verify_sampled_into(probs, rng.random(6), given, out, **extra)
+    return bytes(out.n_accepted.tobytes() + out.token.tobytes())
+
+
+@pytest.mark.parametrize("run", [truncated, largest, verified_tokens])
+def test_whoever_comes_last_changes_no_bit(
+    host: HostLibrary, torch: HostTorch, run: Callable[[HostTorch], bytes]
+) -> None:
+    """A block of a row's, or in all of them a thread, a warp or a group of warps."""
+    host.set(seed=1)
+    wanted = run(torch)
+    blocks = [Order(range(1024), block) for block in range(8)]
+    for seed, order in enumerate((*blocks, *each_last(512, seed=1, most=6))):
+        host.set(seed)
+        with host.ordered(order):
+            assert run(torch) == wanted, order

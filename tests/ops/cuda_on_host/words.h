@@ -1,5 +1,6 @@
 // How entries read the words that their Python side lays out, eight bytes each, and the settings
 // that every library of kernels has.
+#include "orders.h"
 #include "shims/fibers.h"
 
 namespace baton_ops::cuda {
@@ -21,13 +22,5 @@ extern "C" {
 void host_settings(uint64_t seed, int capability) {
   host_cuda::settings.seed = seed;
   host_cuda::settings.capability = capability;
-}
-
-// Has every thread pass a barrier by.
-void host_late(int thread) { host_cuda::settings.late_thread = thread; }
-
-void host_skip(const char* file, int line) {
-  host_cuda::settings.skipped_line = line;
-  snprintf(host_cuda::settings.skipped_file, sizeof(host_cuda::settings.skipped_file), "%s", file);
 }
 }

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from baton_testing import host_orders
+
 ROOT = Path(__file__).parents[3]
 OPS = ROOT / "ops"
 HERE = ROOT / "tests" / "ops" / "cuda_on_host"
@@ -54,21 +56,23 @@ def _operands(text: str) -> tuple[list[str], list[str]]:
         while depth:
             depth += {"(": 1, ")": -1}.get(text[end], 0)
             end += 1
-        found[0 if match[1] else 1].append(text[match.end() : end - 1])
+        expression = " ".join(text[match.end() : end - 1].split())
+        found[0 if match[1] else 1].append(expression)
     return found
 
 
 def _call(match: re.Match[str], instructions: Mapping[str, str]) -> str:
     text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', match[1]))
+    lines = "\n" * match[0].count("\n")  # what follows stays on its line
     if not text:
-        return ";"
+        return ";" + lines
     name = instructions.get(text)
     if name is None:
         raise NotImplementedError(f"no host function stands for {text!r}")
     outputs, inputs = _operands(match[2])
     if name == "ClusterSync":
         inputs = ["__LINE__"]
-    call = f"host_cuda::{name}({', '.join(inputs)});"
+    call = f"host_cuda::{name}({', '.join(inputs)});{lines}"
     return f"{outputs[0]} = {call}" if outputs else call
 
 
@@ -195,7 +199,7 @@ def _words(*values: Any) -> Any:
     return (ctypes.c_int64 * len(values))(*map(_word, values))
 
 
-class HostLibrary:
+class HostLibrary(host_orders.Ordered):
     """The sampler's ops of `baton_ops`' CUDA library, over NumPy arrays.
 
     Every op raises RuntimeError with what a kernel did that no kernel may.

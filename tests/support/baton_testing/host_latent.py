@@ -7,13 +7,16 @@ uint16. Knows no test.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from baton_testing import host_cuda, host_matmul
+from baton_testing import host_cuda, host_matmul, host_orders
+from baton_testing.host_matmul import Fault
 from baton_worker.engine.backends.device.operands import Places, Rotation
 from baton_worker.engine.model.mla import Mla
 
@@ -33,16 +36,39 @@ UNIT = host_cuda.Unit(
 )
 
 
+FAULTS = {
+    "weights are heard before they are told": Fault(
+        "latent_wgmma.cuh",
+        "Await(&shared_.told[1 - kGroup], told_phase_);",
+        "if (!PLANTED) Await(&shared_.told[1 - kGroup], told_phase_);",
+    ),
+    "weights are told where other warps' products still read": Fault(
+        "latent_wgmma.cuh", "Sync();\n    uint4* to", "if (!PLANTED) Sync();\n    uint4* to"
+    ),
+    "one warpgroup gives queries back for both": Fault(
+        "latent_wgmma.cuh",
+        "if (split + 1 == run.last) ArriveWarp(&shared_.query_empty);",
+        "for (int i = 0; split + 1 == run.last && i < (PLANTED ? 2 - 2 * kGroup : 1); ++i)"
+        " ArriveWarp(&shared_.query_empty);",
+    ),
+}
+
+
+def _of_hopper(name: str, text: str) -> str:
+    text = host_matmul.with_faults(name, text, FAULTS)
+    return host_cuda.rewritten(text, host_matmul.INSTRUCTIONS | _OF_HOPPER)
+
+
 HOPPER = host_cuda.Unit(
     ("latent_hopper.cu", "tensor_map.cc"),
     "latent_hopper_entry.cc",
-    lambda _, text: host_cuda.rewritten(text, host_matmul.INSTRUCTIONS | _OF_HOPPER),
+    _of_hopper,
     language="hopper.h",
     stand_ins=("wgmma.cuh",),
 )
 
 
-class HostLatent:
+class HostLatent(host_orders.Ordered):
     """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
 
     def __init__(self, path: Path) -> None:
@@ -53,6 +79,10 @@ class HostLatent:
     def set(self, seed: int) -> None:
         """Set the order of threads."""
         self._library.host_settings(ctypes.c_uint64(seed), 9)
+
+    def skip(self, barrier: tuple[str, int] = ("", 0)) -> None:
+        """Have every thread pass a barrier by: a header, and the line; none of no line."""
+        self._library.host_skip(barrier[0].encode(), barrier[1])
 
     def fold(self, queries: Array, kv_up: Array, mla: Mla, out: Array) -> None:
         """See `LatentKernels.fold`."""
@@ -100,7 +130,7 @@ class HostLatent:
         _check(self._library.host_attend_rows(words, ctypes.c_float(scale)))
 
 
-class HostHopperLatent:
+class HostHopperLatent(host_orders.Ordered):
     """Hopper's attention to compressed rows. Raises RuntimeError as `HostLatent` does."""
 
     def __init__(self, path: Path) -> None:
@@ -108,6 +138,15 @@ class HostHopperLatent:
         self._library.host_attend_rows.restype = ctypes.c_char_p
         self._library.host_scratch_bytes.restype = ctypes.c_int64
         self.set(seed=1, processors=9)
+
+    @contextmanager
+    def planted(self, fault: str) -> Iterator[None]:
+        """Have a fault meanwhile."""
+        self._library.host_plant([*FAULTS].index(fault) + 1)
+        try:
+            yield
+        finally:
+            self._library.host_plant(0)
 
     def set(self, seed: int, processors: int) -> None:
         """Set the order of threads, and how many blocks a launch has, from 9 on."""

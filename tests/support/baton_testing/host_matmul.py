@@ -7,13 +7,14 @@ the sequential sum that every way must have the bits of. Knows no test.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from baton_testing import host_cuda
+from baton_testing import host_cuda, host_orders
 
 _ON_HOST = {
     "griddepcontrol.wait;": "WaitForGridsOnce",
@@ -69,7 +70,9 @@ INSTRUCTIONS = _ON_HOST | dict.fromkeys(_OF_OTHER_KERNELS, "NotOnHost")
 
 @dataclass(frozen=True)
 class Fault:
-    """An expression of a header, and a wrong one that a test can have instead."""
+    """An expression of a header, and a wrong one that a test can have instead: or what is both, and
+    where PLANTED says which.
+    """
 
     header: str
     right: str
@@ -94,6 +97,22 @@ FAULTS = {
         "{matrix.stride, half * matrix.stride, 8 * matrix.stride}",
         "{matrix.stride, 8 * matrix.stride, half * matrix.stride}",
     ),
+    "x is multiplied before it has come": Fault(
+        "matmul_few.cuh",
+        "Await(ring.has_rows + turn.s, turn.phase);",
+        "if (!PLANTED) Await(ring.has_rows + turn.s, turn.phase);",
+    ),
+    "the weight is multiplied before it has come": Fault(
+        "matmul_few.cuh",
+        "Await(ring.has_weight + turn.s, turn.phase);",
+        "if (!PLANTED) Await(ring.has_weight + turn.s, turn.phase);",
+    ),
+    "one warpgroup gives stages back for all": Fault(
+        "matmul_many.cuh",
+        "if (thread == 0) Arrive(ring.empty + s);",
+        "const int times = PLANTED ? Way::kGroups * (group == 0) : 1;"
+        "for (int i = 0; thread == 0 && i < times; ++i) Arrive(ring.empty + s);",
+    ),
     "groups are read before the grid that writes them is over": Fault(
         "matmul_grouped.cuh", "WaitForEarlierGrids()", "void()"
     ),
@@ -103,19 +122,30 @@ FAULTS = {
 }
 
 
-def _rewritten(name: str, text: str) -> str:
-    for number, fault in enumerate(FAULTS.values(), start=1):
+def with_faults(name: str, text: str, faults: Mapping[str, Fault]) -> str:
+    """Return a file's text in which each of its faults can be planted, by their numbers from 1 on.
+
+    Raises:
+        ValueError: an expression of one is not there once.
+    """
+    for number, fault in enumerate(faults.values(), start=1):
         if fault.header != name:
             continue
         if text.count(fault.right) != 1:
             raise ValueError(f"{name} does not have {fault.right!r} once: fix FAULTS")
         text = text.replace(fault.right, _planted(number, fault))
-    return host_cuda.rewritten(text, INSTRUCTIONS)
+    return text
+
+
+def _rewritten(name: str, text: str) -> str:
+    return host_cuda.rewritten(with_faults(name, text, FAULTS), INSTRUCTIONS)
 
 
 def _planted(number: int, fault: Fault) -> str:
     """Return C++ that is one or the other, by the library's settings."""
     is_planted = f"host_cuda::planted == {number}"
+    if "PLANTED" in fault.wrong:
+        return fault.wrong.replace("PLANTED", f"({is_planted})")
     if fault.right.startswith("if "):
         return f"if ({is_planted}) {fault.wrong}; else {fault.right}"
     if fault.right.startswith("{"):
@@ -184,7 +214,7 @@ def sequential(x: Any, weight: Any) -> Any:
     return sums
 
 
-class HostMatmul:
+class HostMatmul(host_orders.Ordered):
     """The matmuls' ways over NumPy arrays. Raises RuntimeError with what no kernel may do."""
 
     def __init__(self, path: Path) -> None:

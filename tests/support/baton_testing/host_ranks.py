@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from baton_testing import host_cuda
+from baton_testing import host_cuda, host_orders
 from baton_testing.host_matmul import bf16, fp32
 
 INSTRUCTIONS = {
@@ -281,7 +281,7 @@ def aligned(size: int) -> Any:
     return raw[start : start + size]
 
 
-class HostGroup:
+class HostGroup(host_orders.Ordered):
     """Ranks and their exchange buffers. Raises RuntimeError with what no kernel may do."""
 
     def __init__(self, path: Path, ranks: int, half_bytes: int, seed: int, fault: str = "") -> None:

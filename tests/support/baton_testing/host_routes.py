@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_testing import host_cuda
+from baton_testing import host_cuda, host_orders
 from baton_worker.engine.backends.device.expert_kernels import Routes
 from baton_worker.engine.model.experts import Experts
 
@@ -50,7 +50,7 @@ class Norm(NamedTuple):
     out: Array
 
 
-class HostRoutes:
+class HostRoutes(host_orders.Ordered):
     """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
 
     def __init__(self, path: Path) -> None:
@@ -62,6 +62,10 @@ class HostRoutes:
     def set(self, seed: int) -> None:
         """Set the order of threads."""
         self._library.host_settings(ctypes.c_uint64(seed), 9)
+
+    def skip(self, barrier: tuple[str, int] = ("", 0)) -> None:
+        """Have every thread pass a barrier by: a header, and the line; none of no line."""
+        self._library.host_skip(barrier[0].encode(), barrier[1])
 
     def set_clusters(self, clusters: int) -> None:
         """Set how many clusters the device says that it has room for."""

@@ -7,14 +7,17 @@ Knows no test.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from baton_testing import host_cuda, host_matmul
+from baton_testing import host_cuda, host_matmul, host_orders
 from baton_testing.e4m3_numbers import number
+from baton_testing.host_matmul import Fault
 
 Array = npt.NDArray[Any]
 _NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
@@ -32,6 +35,24 @@ _OF_HOPPER = host_matmul.INSTRUCTIONS | {
     "bar.arrive %0, %1;": "ArriveNamed",
 }
 _READ_SCALES = "const float* rows_[kRows]"
+FAULTS = {
+    "scales of x are read four at once wherever they begin": Fault(
+        "scaled_feed.cuh", "IsVector(in.x_scales)", "(PLANTED || IsVector(in.x_scales))"
+    ),
+    "scales of the weight are read four at once wherever they begin": Fault(
+        "scaled_feed.cuh", "IsVector(in.weight_scales)", "(PLANTED || IsVector(in.weight_scales))"
+    ),
+    "who asks for the weight is waited for no longer": Fault(
+        "scaled_feed.cuh",
+        "      Await(ring_.x_empty + stage.s, stage.phase ^ 1);\n"
+        "      if (i >= Way::kXStages) LoadWeight();\n"
+        "      Arrive(ring_.x_full + stage.s);",
+        "if (PLANTED) Arrive(ring_.x_full + stage.s);"
+        " Await(ring_.x_empty + stage.s, stage.phase ^ 1);\n"
+        "      if (i >= Way::kXStages) LoadWeight();\n"
+        "      if (!PLANTED) Arrive(ring_.x_full + stage.s);",
+    ),
+}
 
 
 def _of_hopper(name: str, text: str) -> str:
@@ -39,6 +60,7 @@ def _of_hopper(name: str, text: str) -> str:
     if name == "scaled_feed.cuh":
         assert _READ_SCALES in text, "another way to read scales"
         text = text.replace(_READ_SCALES, "host_cuda::ReadFloats rows_[kRows]")
+    text = host_matmul.with_faults(name, text, FAULTS)
     return host_cuda.rewritten(text, _OF_HOPPER)
 
 
@@ -100,7 +122,7 @@ def halves_of_four(path: Path, numbers: Array) -> Array:
     return halves
 
 
-class HostScaled:
+class HostScaled(host_orders.Ordered):
     """The compiled library. Raises RuntimeError with what a kernel did that no kernel may."""
 
     def __init__(self, path: Path) -> None:
@@ -149,7 +171,7 @@ class HostScaled:
         _check(self._library.host_scaled_matmul(words))
 
 
-class HostTurned:
+class HostTurned(host_orders.Ordered):
     """The compiled products for Hopper, by way. Raises as `HostScaled` does."""
 
     def __init__(self, path: Path) -> None:
@@ -158,15 +180,18 @@ class HostTurned:
         self._library.host_scaled_row.restype = ctypes.c_char_p
         self.ways = range(1, int(self._library.host_scaled_ways()))
 
-    def set(self, seed: int, late_thread: int = -1) -> None:
-        """Set the order of threads.
+    @contextmanager
+    def planted(self, fault: str) -> Iterator[None]:
+        """Have a fault meanwhile."""
+        self._library.host_plant([*FAULTS].index(fault) + 1)
+        try:
+            yield
+        finally:
+            self._library.host_plant(0)
 
-        Args:
-            late_thread: of each block: it goes on behind a barrier that the copy engine arrives at
-                once no other thread may.
-        """
+    def set(self, seed: int) -> None:
+        """Set the order of threads."""
         self._library.host_settings(ctypes.c_uint64(seed), 9)
-        self._library.host_late(late_thread)
 
     def skip(self, barrier: tuple[str, int] = ("", 0)) -> None:
         """Have every thread pass a barrier by, as `HostScaled.skip`."""

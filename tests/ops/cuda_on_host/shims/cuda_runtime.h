@@ -1,5 +1,6 @@
 // The part of CUDA's runtime that launches kernels, on the host: a launch returns when its last
-// cluster has ended. Clusters run one after another, in an order that is drawn.
+// cluster has ended. Clusters run one after another, in an order that is drawn, or blocks of a grid
+// without clusters side by side.
 #ifndef BATON_TESTS_CUDA_ON_HOST_CUDA_RUNTIME_H_
 #define BATON_TESTS_CUDA_ON_HOST_CUDA_RUNTIME_H_
 
@@ -117,6 +118,7 @@ inline cudaError_t Run(const std::function<void()>& kernel, const void* name, co
   const unsigned across = shape.grid.x / shape.cluster_blocks, layer = across * shape.grid.y;
   const unsigned all = layer * shape.grid.z;
   const auto first = static_cast<unsigned>(Draw() % all);
+  std::vector<Index> together;
   for (unsigned i = 0; i < all && failure[0] == 0; ++i) {
     const unsigned at = (first + i) % all;
     std::vector<Index> blocks;
@@ -124,7 +126,15 @@ inline cudaError_t Run(const std::function<void()>& kernel, const void* name, co
       const unsigned x = at % across * shape.cluster_blocks + b;
       blocks.push_back({x, at % layer / across, at / layer});
     }
+    if (settings.is_side_by_side && shape.cluster_blocks == 1) {
+      together.push_back(blocks[0]);
+      continue;
+    }
     RunCluster(kernel, blocks, shape.threads, shape.dynamic_bytes);
+    CheckEnd(shape, name);
+  }
+  if (!together.empty()) {
+    RunCluster(kernel, together, shape.threads, shape.dynamic_bytes);
     CheckEnd(shape, name);
   }
   return failure[0] == 0 ? cudaSuccess : cudaErrorLaunchFailure;

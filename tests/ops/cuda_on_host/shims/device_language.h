@@ -122,14 +122,22 @@ inline uint32_t ClusterPlace(uint32_t here, uint32_t rank) {
   if (rank >= cluster.blocks.size()) Fail("no block of this rank is in the cluster", int(rank));
   return static_cast<uint32_t>(here % kSharedBytes + rank * kSharedBytes);
 }
+// Shared memory of a block of the cluster, which must be there.
+inline char* ClusterMemory(uint32_t at) {
+  Linger();
+  const Block& block = cluster.blocks[at / kSharedBytes];
+  if (!block.has_begun) Fail("a block's memory before it has begun", int(at / kSharedBytes));
+  if (block.has_ended) Fail("a block's memory behind its end", int(at / kSharedBytes));
+  return &cluster.shared[at];
+}
 template <class T>
 inline T ClusterLoad(uint32_t at) {
   T value;
-  memcpy(&value, &cluster.shared[at], sizeof(T));
+  memcpy(&value, ClusterMemory(at), sizeof(T));
   return value;
 }
 inline void ClusterStore(uint32_t at, float value) {
-  memcpy(&cluster.shared[at], &value, sizeof value);
+  memcpy(ClusterMemory(at), &value, sizeof value);
 }
 inline float MaxOrNan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 inline float Reciprocal(float x) { return 1.0f / x; }
@@ -220,13 +228,16 @@ inline void __stcg(T* at, T value) {
 inline void __threadfence() {}
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline uint32_t __cvta_generic_to_shared(const void* p) {
-  return static_cast<uint32_t>(static_cast<const char*>(p) - host_cuda::cluster.shared.data());
+  return static_cast<uint32_t>(static_cast<const char*>(p) - host_cuda::MyShared());
 }
 // No other thread runs meanwhile.
 template <class T>
 inline T atomicAdd(T* at, std::common_type_t<T> value) {
+  host_cuda::Linger();
   const T before = *at;
   *at = before + value;
+  host_cuda::Tell();
+  host_cuda::Linger();
   return before;
 }
 inline int atomicMax(int* at, int value) {

@@ -1,7 +1,7 @@
 // A cluster of blocks whose threads are fibers of one host thread. A fiber runs until it meets
 // others; who runs next is drawn from a seed, so what relies on an order that no barrier enforces
-// goes wrong with some seed. Owns meeting, and what a block or a warp may not do where it meets.
-// Knows nothing of CUDA's names.
+// goes wrong with some seed. Some may be set to come last at every point. Owns meeting, and what a
+// block or a warp may not do where it meets. Knows nothing of CUDA's names.
 #ifndef BATON_TESTS_CUDA_ON_HOST_FIBERS_H_
 #define BATON_TESTS_CUDA_ON_HOST_FIBERS_H_
 
@@ -37,13 +37,23 @@ inline host_cuda::Index threadIdx, blockIdx, blockDim, gridDim;
 
 namespace host_cuda {
 
+// Who comes last at every point: goes on only where nobody else may.
+struct Starved {
+  int first = 0, count = 0;  // threads of each block
+  int block = -1;            // of those that run, or all of them
+  bool once_told = false;    // no sooner than a thread of its block has told other blocks something
+};
+
 struct Settings {
   uint64_t seed = 1;
   int capability = 9;
   int shared_bytes = 227 << 10;  // that a block may have at most
   int skipped_line = 0;          // of a barrier that is passed by, in skipped_file
   char skipped_file[64] = "";
-  int late_thread = -1;  // of each block: goes on behind a barrier in memory once nobody else may
+  Starved starved;
+  bool are_copies_late = false;  // the copy engine makes one where all threads wait, else at once
+  bool are_warps_apart = false;  // a warp's part of a product ends apart from its group's others
+  bool is_side_by_side = false;  // all blocks of a grid run at once, else one after the other
 };
 
 inline Settings settings;
@@ -67,6 +77,8 @@ struct Block {
   Meeting meeting;
   Index index;
   size_t shared_used = 0;
+  bool has_begun = false, has_ended = false;   // a thread of it has, and all have
+  bool has_told = false;                       // other blocks something
   std::vector<std::pair<int, size_t>> places;  // of shared variables, by number
   std::shared_ptr<void> hopper;                // what only Hopper's blocks have, see hopper.h
 };
@@ -82,7 +94,8 @@ struct Cluster {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::vector<Block> blocks;
-  std::vector<unsigned> ready, later;  // later: who runs once nobody is ready
+  std::vector<unsigned> ready, starved, idle;  // idle: look again once nobody else may go on
+  std::vector<std::function<void()>> copies;   // that the copy engine makes once all threads wait
   std::vector<char> shared;
   Meeting meeting;
   unsigned threads = 0, left = 0, current = 0;
@@ -111,20 +124,66 @@ inline uint64_t Draw() {
   _longjmp(cluster.out, 1);
 }
 
+inline bool IsStarved(unsigned fiber) {
+  const Starved& starved = settings.starved;
+  const Fiber& who = cluster.fibers[fiber];
+  return static_cast<int>(who.thread) - starved.first < starved.count &&
+         static_cast<int>(who.thread) >= starved.first &&
+         (starved.block < 0 || static_cast<int>(who.block) == starved.block) &&
+         (!starved.once_told || cluster.blocks[who.block].has_told);
+}
+
+// Lets a thread go on, some time.
+inline void Wake(unsigned fiber) {
+  (IsStarved(fiber) ? cluster.starved : cluster.ready).push_back(fiber);
+}
+
+// Has the block tell others something, from which on threads may be starved.
+inline void Tell() {
+  if (std::exchange(MyBlock().has_told, true)) return;
+  std::vector<unsigned> ready;
+  ready.swap(cluster.ready);
+  for (const unsigned fiber : ready) Wake(fiber);
+}
+
 // Of those that may run, the first of all threads: so these run ahead as far as barriers let them.
-inline unsigned& First() { return *std::min_element(cluster.ready.begin(), cluster.ready.end()); }
+template <class T>
+T Taken(std::vector<T>& among, bool is_first) {
+  auto drawn = is_first ? std::min_element(among.begin(), among.end())
+                        : among.begin() + static_cast<long>(Draw() % among.size());
+  std::swap(*drawn, among.back());
+  T taken = std::move(among.back());
+  among.pop_back();
+  return taken;
+}
+
+// The next copy that the engine makes, one of those that were asked for.
+inline void MakeCopy() {
+  auto& copies = cluster.copies;
+  std::swap(copies[Draw() % copies.size()], copies.back());
+  const std::function<void()> make = std::move(copies.back());
+  copies.pop_back();
+  make();
+}
+
+// A starved thread, and a copy, comes when all others wait: which of both first is drawn.
+inline unsigned NextToRun() {
+  while (cluster.ready.empty() && !cluster.copies.empty()) {
+    if (!cluster.starved.empty() && Draw() % 2 == 0) break;
+    MakeCopy();
+  }
+  if (!cluster.ready.empty()) return Taken(cluster.ready, settings.seed == kFirstFirst);
+  if (!cluster.starved.empty()) return Taken(cluster.starved, false);
+  cluster.ready.swap(cluster.idle);
+  if (!cluster.ready.empty()) return Taken(cluster.ready, settings.seed == kFirstFirst);
+  if (cluster.left == 0) _longjmp(cluster.out, 1);
+  Fail("threads wait for others that never come", cluster.blocks[0].meeting.line);
+}
 
 [[noreturn]] inline void RunAnother() {
-  if (cluster.ready.empty()) cluster.ready.swap(cluster.later);
-  if (cluster.ready.empty()) {
-    if (cluster.left == 0) _longjmp(cluster.out, 1);
-    Fail("threads wait for others that never come", cluster.blocks[0].meeting.line);
-  }
-  unsigned& drawn =
-      settings.seed == kFirstFirst ? First() : cluster.ready[Draw() % cluster.ready.size()];
-  cluster.current = std::exchange(drawn, cluster.ready.back());
-  cluster.ready.pop_back();
+  cluster.current = NextToRun();
   Fiber& fiber = Me();
+  MyBlock().has_begun = true;
   threadIdx = {fiber.thread, 0, 0};
   blockIdx = cluster.blocks[fiber.block].index;
   if (on_switch != nullptr) on_switch();
@@ -137,8 +196,19 @@ inline unsigned& First() { return *std::min_element(cluster.ready.begin(), clust
 inline void LetGo(Meeting& meeting) {
   meeting.come = 0;
   meeting.count[++meeting.turn % 2] = 0;
-  for (const unsigned fiber : meeting.waiting) cluster.ready.push_back(fiber);
+  for (const unsigned fiber : meeting.waiting) Wake(fiber);
   meeting.waiting.clear();
+}
+
+// Has the thread go on where its queue's turn is.
+__attribute__((noinline)) inline void ComeBack(std::vector<unsigned>& among) {
+  among.push_back(cluster.current);
+  if (_setjmp(Me().at) == 0) RunAnother();
+}
+
+// Before and behind all that others may see: a starved thread lets these go first.
+inline void Linger() {
+  if (IsStarved(cluster.current)) ComeBack(cluster.starved);
 }
 
 // The calling thread meets the others. Everybody waits: the last to come is no sooner on its way.
@@ -161,6 +231,7 @@ inline void Leave(Meeting& meeting, bool others_may_wait) {
 inline void LeaveBlock() {
   Leave(MyBlock().meeting, true);
   if (MyBlock().meeting.members != 0) return;
+  MyBlock().has_ended = true;
   memset(&cluster.shared[Me().block * kSharedBytes], kPoison, kMostShared);
 }
 
@@ -185,7 +256,9 @@ inline void Prepare(unsigned n_blocks, unsigned threads) {
   cluster.warps.assign(n_blocks * warps, Warp{});
   cluster.shared.resize(n_blocks * kSharedBytes);
   cluster.ready.clear();
-  cluster.later.clear();
+  cluster.starved.clear();
+  cluster.idle.clear();
+  cluster.copies.clear();
   cluster.meeting = Meeting{};
   cluster.meeting.members = cluster.left = all;
   cluster.threads = threads;
@@ -198,7 +271,7 @@ inline void Prepare(unsigned n_blocks, unsigned threads) {
     fiber.warp = block * warps + fiber.thread / kWarpThreads;
     ++cluster.blocks[block].meeting.members;
     ++cluster.warps[fiber.warp].meeting.members;
-    cluster.ready.push_back(i);
+    Wake(i);
     getcontext(&fiber.start);
     fiber.start.uc_stack.ss_sp = cluster.stacks + i * kStackBytes;
     fiber.start.uc_stack.ss_size = kStackBytes;

@@ -1,10 +1,12 @@
 // What a block of Hopper has beyond older ones, over fibers: barriers that count arrivals and
-// bytes, and the copy engine's boxes, which arrive at once. Owns what of these no kernel may.
+// bytes, and the copy engine's boxes, which arrive at once or as late as they may. Owns what of
+// these no kernel may.
 #ifndef BATON_TESTS_CUDA_ON_HOST_HOPPER_H_
 #define BATON_TESTS_CUDA_ON_HOST_HOPPER_H_
 
 #include <cuda.h>
 
+#include <array>
 #include <map>
 #include <set>
 #include <vector>
@@ -66,7 +68,7 @@ inline Warpgroup& MyGroup() {
 inline Barrier& BarrierAt(uint32_t at) {
   const auto found = MyHopper().barriers.find(at);
   if (found == MyHopper().barriers.end()) Fail("no barrier was made here", int(at));
-  return found->second;
+  return found->second;  // which stays where it is
 }
 
 inline void CompleteIf(Barrier& barrier) {
@@ -75,10 +77,7 @@ inline void CompleteIf(Barrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   barrier.phase ^= 1;
   barrier.pending = barrier.arrivals;
-  for (const unsigned fiber : barrier.waiting) {
-    const bool is_late = static_cast<int>(cluster.fibers[fiber].thread) == settings.late_thread;
-    (is_late ? cluster.later : cluster.ready).push_back(fiber);
-  }
+  for (const unsigned fiber : barrier.waiting) Wake(fiber);
   barrier.waiting.clear();
 }
 
@@ -90,14 +89,17 @@ inline void InitBarrier(uint32_t at, int arrivals) {
 }
 
 inline void ArriveExpecting(uint32_t at, int bytes) {
+  Linger();
   Barrier& barrier = BarrierAt(at);
   barrier.bytes += bytes;
   --barrier.pending;
   CompleteIf(barrier);
+  Linger();
 }
 inline void Arrive(uint32_t at) { ArriveExpecting(at, 0); }
 
 __attribute__((noinline)) inline void AwaitPhase(uint32_t at, int parity) {
+  Linger();
   while (BarrierAt(at).phase == (parity & 1)) {
     BarrierAt(at).waiting.push_back(cluster.current);
     if (_setjmp(Me().at) == 0) RunAnother();
@@ -134,17 +136,10 @@ inline const Late* NotYet() {
   return MyHopper().waited.count(Me().thread) == 0 ? Late::current : nullptr;
 }
 
+// A box whose first element is at that place, into a block's shared memory.
 template <size_t kRank>
-void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint32_t full) {
-  uint32_t bytes = map->width;
-  for (const uint32_t side : map->box) bytes *= side == 0 ? 1 : side;
-  if (map->rank != kRank) Fail("a box of another rank than its matrix", int(map->rank));
-  if (map->data == written_before && !Me().waited_for_grids) Fail("reads before it waited", 0);
-  if (to % 1024 != 0 || to + bytes > MyBlock().shared_used) Fail("no place for a box", int(to));
-  const auto next = MyHopper().barriers.lower_bound(to);
-  if (next != MyHopper().barriers.end() && next->first < to + bytes) Fail("a box on a barrier", 0);
-  char* shared = MyShared();
-  const Late* const late = NotYet();
+void BringBox(char* shared, uint32_t to, uint32_t bytes, const CUtensorMap* map,
+              const std::array<int, kRank>& at, const Late* late) {
   for (uint32_t i = 0; i < bytes / map->width; ++i) {
     const char* from = map->data;
     bool is_there = true;
@@ -159,9 +154,31 @@ void LoadBoxAt(uint32_t to, const CUtensorMap* map, const int (&at)[kRank], uint
     if (is_there) memcpy(&value, from, map->width);
     memcpy(shared + Swizzled(to + i * map->width), &value, map->width);
   }
-  Barrier& barrier = BarrierAt(full);
-  barrier.bytes -= bytes;
-  CompleteIf(barrier);
+}
+
+template <size_t kRank>
+void LoadBoxAt(uint32_t to, const CUtensorMap* map, const std::array<int, kRank>& at,
+               uint32_t full) {
+  Linger();
+  uint32_t bytes = map->width;
+  for (const uint32_t side : map->box) bytes *= side == 0 ? 1 : side;
+  if (map->rank != kRank) Fail("a box of another rank than its matrix", int(map->rank));
+  if (map->data == written_before && !Me().waited_for_grids) Fail("reads before it waited", 0);
+  if (to % 1024 != 0 || to + bytes > MyBlock().shared_used) Fail("no place for a box", int(to));
+  const auto next = MyHopper().barriers.lower_bound(to);
+  if (next != MyHopper().barriers.end() && next->first < to + bytes) Fail("a box on a barrier", 0);
+  const auto bring = [=, of = *map, shared = MyShared(), block = &MyBlock(),
+                      barrier = &BarrierAt(full), late = NotYet()] {
+    if (block->has_ended) Fail("a box comes behind its block's end", int(to));
+    BringBox(shared, to, bytes, &of, at, late);
+    barrier->bytes -= bytes;
+    CompleteIf(*barrier);
+  };
+  if (settings.are_copies_late) {
+    cluster.copies.emplace_back(bring);
+  } else {
+    bring();
+  }
 }
 
 inline void LoadBox(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t full) {
@@ -256,6 +273,7 @@ inline void SyncGroup(int, int threads) {
   Meet(MyGroup().meeting, -4);
 }
 inline void SyncFirstGroup(int threads) { SyncGroup(1, threads); }
+inline void SyncOwnGroup(int number) { SyncGroup(number, int(kGroupThreads)); }
 // The same of several warpgroups, where some may only arrive.
 inline Meeting& NamedMeeting(int number, int threads) {
   if (number < 1 || number > 15) Fail("no named barrier", number);
@@ -265,9 +283,11 @@ inline Meeting& NamedMeeting(int number, int threads) {
 }
 inline void SyncNamed(int number, int threads) { Meet(NamedMeeting(number, threads), -4 - number); }
 inline void ArriveNamed(int number, int threads) {
+  Linger();
   Meeting& meeting = NamedMeeting(number, threads);
   meeting.line = -4 - number;
   if (++meeting.come == meeting.members) LetGo(meeting);
+  Linger();
 }
 inline float PowerOfTwo(float x) { return exp2f(x); }
 template <class... Arguments>
@@ -281,6 +301,11 @@ inline void SetRegisters(int each) {
   // A block begins with as many, and has no others.
   const unsigned most = kAllRegisters / blockDim.x / 8 * 8 * blockDim.x;
   if (MyHopper().registers > static_cast<int>(most)) Fail("more registers than there are", each);
+}
+
+template <int kEach>
+void SetRegistersTo() {
+  SetRegisters(kEach);
 }
 
 // Turns a block of 8 x 8 bf16 over: lane l has two neighbours of row l / 4.

@@ -75,17 +75,16 @@ inline bool MeetInOrderOr(bool holds, int line) {
   return MyBlock().meeting.count[turn] != 0;
 }
 
-__attribute__((noinline)) inline void ComeBack(std::vector<unsigned>& among) {
-  among.push_back(cluster.current);
-  if (_setjmp(Me().at) == 0) RunAnother();
-}
-
 // Lets others go first.
-inline void Yield() { ComeBack(cluster.ready); }
+inline void Yield() { ComeBack(IsStarved(cluster.current) ? cluster.starved : cluster.ready); }
 
 // Lets others go before the thread looks again. Where the first always runs, it would be the one
-// that looks, until it gives up a rank that was never let run: so all others go there.
-inline void LookLater() { ComeBack(settings.seed == kFirstFirst ? cluster.later : cluster.ready); }
+// that looks, until it gives up a rank that was never let run: so all others go there, and where
+// some are starved.
+inline void LookLater() {
+  const bool is_ordered = settings.seed == kFirstFirst || settings.starved.count > 0;
+  ComeBack(is_ordered ? cluster.idle : cluster.ready);
+}
 
 inline void YieldSometimes(unsigned one_in) {
   if (Draw() % one_in == 0) Yield();

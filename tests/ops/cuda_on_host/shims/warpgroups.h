@@ -163,23 +163,33 @@ inline void MakeRows(size_t keep) {
   mine.ends.erase(mine.ends.begin(), over);
 }
 
+// What all warps have made.
 inline void ForgetMade() {
   Warpgroup& group = MyGroup();
-  const size_t made = group.warps[0].made;
+  size_t made = group.warps[0].made;
+  for (const WarpProducts& warp : group.warps) {
+    if (warp.made != made && !settings.are_warps_apart) {
+      Fail("warps of a warpgroup wait for different products", int(made));
+    }
+    made = std::min(made, warp.made);
+  }
   group.products.erase(group.products.begin(), group.products.begin() + long(made));
   for (unsigned& next : group.next) next -= static_cast<unsigned>(made);
   for (WarpProducts& warp : group.warps) {
-    if (warp.made != made) Fail("warps of a warpgroup wait for different products", int(made));
-    warp.made = 0;
+    warp.made -= made;
     for (size_t& end : warp.ends) end -= made;
   }
 }
 
 // A warp's rows are made once its threads are here, of what others of its group have written by
-// then; nobody goes on before all of the group's are.
+// then; nobody goes on before all of the group's are, unless warps are apart.
 inline void AwaitProducts(int keep) {
   Meet(MyWarp().meeting, -1);
   if (Lane() == 0) MakeRows(static_cast<size_t>(keep));
+  if (settings.are_warps_apart) {
+    if (Lane() == 0) ForgetMade();
+    return Meet(MyWarp().meeting, -2);
+  }
   Meet(MyGroup().meeting, -2);
   Warpgroup& group = MyGroup();
   if (std::exchange(group.forgotten, group.meeting.turn) != group.meeting.turn) ForgetMade();

@@ -1,0 +1,105 @@
+"""ops/tools/build_cuda.sh refuses what ptxas says, and what machine code has and has not.
+
+The script is the real one; what stands for the compiler says what the pinned one has said.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CLEAN = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z1f' for 'sm_90a'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : (C7519) warpgroup.arrive is injected in around line 1245 by compiler to allow use \
+of registers in GMMA in function '_Z1f'
+"""
+CODE = """\
+HGMMA.64x128x16.F32 UTMALDG.3D UTMALDG.4D UBLKCP ACQBULK PREEXIT USETMAXREG MOVM REDUX LDGSTS
+LDGSTS.E.BYPASS.128 F2FP.F16.E4M3 HMMA.16816.F32.BF16 LDSM.16.M88 LDSM.16.MT88 LDS.128
+STG.E.128.STRONG STG.E.128 STG.E.64.STRONG.SYS LDG.E.64.STRONG.SYS MEMBAR.SC.SYS LDG.E.STRONG.SYS
+LDG.E.128 R0
+"""
+"""All that the script looks for in any source."""
+COMPILER = """\
+#!/usr/bin/env bash
+while [[ "$1" != -o ]]; do shift; done
+echo code >"$2"
+cat "$(dirname "$0")/says"
+"""
+"""It says the same of every source, and compiles each to one code."""
+
+
+def built(folder: Path, says: str = CLEAN, code: str = CODE) -> subprocess.CompletedProcess[str]:
+    """Run the script with a compiler that says so, and leaves that code."""
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / "says").write_text(says)
+    (tools / "code").write_text(code)
+    (tools / "nvcc").write_text(COMPILER)
+    (tools / "cuobjdump").write_text('#!/usr/bin/env bash\ncat "$(dirname "$0")/code"\n')
+    for name in ("nvcc", "cuobjdump"):
+        (tools / name).chmod(0o755)
+    environment = {"NVCC": str(tools / "nvcc"), "BUILD_DIR": str(folder / "build")}
+    script = ROOT / "ops" / "tools" / "build_cuda.sh"
+    return subprocess.run(
+        ["bash", script], env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_code_that_has_all_it_should_is_taken(tmp_path: Path) -> None:
+    """A wait that ptxas adds for some registers is no product that waits for each before it."""
+    done = built(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "compile for sm_90a" in done.stdout
+
+
+SERIALISED = """\
+ptxas info    : (C75{code}) Potential Performance Loss: wgmma.mma_async instructions are \
+serialized due to {why} in the function '_ZN9baton_ops4cuda12ScaledKernelEv'
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (11, "insufficient register resources for the wgmma pipeline"),
+        (14, "non wgmma instructions defining accumulator registers of a wgmma between start and"
+             " end of the pipeline stage"),
+        (20, "what another ptxas may say"),
+    ],
+)  # fmt: skip
+def test_products_that_wait_for_each_other_are_refused_by_their_function(
+    tmp_path: Path, code: int, why: str
+) -> None:
+    done = built(tmp_path, CLEAN + SERIALISED.format(code=code, why=why))
+    assert done.returncode == 1
+    assert "'_ZN9baton_ops4cuda12ScaledKernelEv'" in done.stderr
+    assert "matmul_many.log" in done.stderr, "the source is not named"
+    assert "wait for each other" in done.stderr
+
+
+def test_spilt_registers_are_refused(tmp_path: Path) -> None:
+    done = built(tmp_path, CLEAN.replace("0 bytes spill stores", "8 bytes spill stores"))
+    assert done.returncode == 1
+    assert "spills registers" in done.stderr
+
+
+@pytest.mark.parametrize("word", ["HGMMA.64x128x16.F32 ", "UTMALDG.4D", "USETMAXREG", "REDUX"])
+def test_code_without_an_instruction_is_refused(tmp_path: Path, word: str) -> None:
+    assert word in CODE
+    done = built(tmp_path, code=CODE.replace(word, ""))
+    assert done.returncode == 1
+    assert "in its machine code" in done.stderr
+
+
+@pytest.mark.parametrize("word", ["LDL R0", "STL [R1]", "LDG.E.CONSTANT R0"])
+def test_code_with_what_it_must_not_have_is_refused(tmp_path: Path, word: str) -> None:
+    done = built(tmp_path, code=f"{CODE}{word}\n")
+    assert done.returncode == 1
+    assert "uses local memory" in done.stderr or "as if they were constant" in done.stderr
