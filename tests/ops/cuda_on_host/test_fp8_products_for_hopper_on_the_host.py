@@ -20,7 +20,7 @@ from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
 Array = npt.NDArray[Any]
 
 GUARD = 0x7B7B
-WAYS = range(1, 10)
+WAYS = range(1, 13)
 OF_FEW = 9
 
 
@@ -105,7 +105,7 @@ def test_a_thread_that_is_late_by_a_whole_ring_holds_nobody_up_for_ever(
     any_gpu, turned = both
     out, wanted = wide(16, 128, np.uint16), wide(16, 128, np.uint16)
     any_gpu.matmul(x, weight, 128, wanted[:, :128])
-    for late in (0, 32, 64, 96, 128, 256):
+    for late in (0, 32, 64, 96, 128, 256, 384, 512):
         turned.set(seed=way, late_thread=late)
         out[:, :128] = 0
         turned.matmul(way, x, weight, 128, out[:, :128], processors=1)
