@@ -133,11 +133,9 @@ class TurnedFeed {
   __device__ void Run() {
 #pragma unroll 1
     for (int i = 0; i < Way::kWeightStages; ++i) LoadWeight();
-    if (share_.experts == 0) {
-      BringScales();
-      WaitForEarlierGrids();
-      LetNextGridStart();
-    }
+    BringScales();
+    WaitForEarlierGrids();
+    LetNextGridStart();
     if (in_.row != nullptr) {
       LoadNamed();
     } else if (threadIdx.x == kWeightThread) {
