@@ -12,7 +12,8 @@ namespace baton_ops::cuda {
 constexpr int64_t kMostScaledRows = int64_t{1} << 30;
 
 // Ways have the same bits. For any GPU, or on Hopper by tiles: so many rows of the weight, of x.
-// Those of kFew32x8 are of other kernels than the tiles before.
+// Those of kFew32x8 are of other kernels than the tiles before; of the last, warpgroups have ranges
+// of their own.
 enum class ScaledWay {
   kAnyGpu,
   k64x16,
@@ -24,8 +25,11 @@ enum class ScaledWay {
   k128x64,
   k128x128,
   kFew32x8,
+  kRanges64x16,
+  kRanges64x32,
+  kRanges64x64,
 };
-constexpr int kScaledWays = static_cast<int>(ScaledWay::kFew32x8) + 1;
+constexpr int kScaledWays = static_cast<int>(ScaledWay::kRanges64x64) + 1;
 
 Error ScaledOnAnyGpu(const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
                      Stream stream);

@@ -16,6 +16,9 @@ static_assert(kMostExperts == kMostExpertsOfLayer && kMostChosen == kMostExperts
 static_assert(kMostCombined == kMostExpertsOfToken);
 constexpr int64_t kMostGridRows = 65535;
 
+// Up to so many tokens the router's products are bound by waiting for memory: more warps have
+// fewer.
+constexpr int64_t kRoutedByTwo = 16, kRoutedByFour = 64;
 // From so many tokens on the router's products are bound by reading x again for every few experts,
 // and from more on by reading the router again for every few tokens.
 constexpr int64_t kSomeTokens = 192, kManyTokens = 768;
@@ -40,6 +43,8 @@ Error RunRouter(const RouteInput& in, float* products, Stream stream) {
   const bool is_wide = AreVectors(in.x, in.hidden, ElementBytes(in.type)) &&
                        IsOnVector(in.router) && in.hidden % kChunk == 0;
   if (in.tokens == 1) return RunRouterBy<1, 1, kRouterWarps>(params, is_wide, stream);
+  if (in.tokens <= kRoutedByTwo) return RunRouterBy<2, 1, kRouterWarps>(params, is_wide, stream);
+  if (in.tokens <= kRoutedByFour) return RunRouterBy<4, 1, kRouterWarps>(params, is_wide, stream);
   if (in.tokens < kSomeTokens) return RunRouterBy<8, 1, kRouterWarps>(params, is_wide, stream);
   if (in.tokens < kManyTokens) return RunRouterBy<8, 4, kRouterWarps>(params, is_wide, stream);
   return RunRouterBy<8, 8, 2>(params, is_wide, stream);

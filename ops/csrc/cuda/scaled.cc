@@ -1,5 +1,6 @@
 // Which kernel multiplies rows of FP8: their bits are the same, so what was measured decides.
 #include <algorithm>
+#include <utility>
 
 #include "hopper_device.h"
 #include "hopper_scaled.h"
@@ -7,39 +8,48 @@
 namespace baton_ops::cuda {
 namespace {
 
-// A way's tiles, and what a range of one costs that a multiprocessor has: nanoseconds of an H100.
+// A way's tiles, what a range of one costs that a multiprocessor has, and what a launch does:
+// nanoseconds of an H100.
 struct Cost {
   ScaledWay way;
   int64_t weight_rows, x_rows;
-  double of_range;
+  double of_range, of_launch = 2'600;
 };
 
 constexpr Cost kCosts[] = {
-    {ScaledWay::k64x16, 64, 16, 440},   {ScaledWay::k64x32, 64, 32, 475},
-    {ScaledWay::k64x64, 64, 64, 580},   {ScaledWay::k64x128, 64, 128, 750},
-    {ScaledWay::k128x16, 128, 16, 455}, {ScaledWay::k128x32, 128, 32, 570},
-    {ScaledWay::k128x64, 128, 64, 705}, {ScaledWay::k128x128, 128, 128, 1190},
+    {ScaledWay::k64x16, 64, 16, 420},       {ScaledWay::k64x32, 64, 32, 445},
+    {ScaledWay::k64x64, 64, 64, 570},       {ScaledWay::k64x128, 64, 128, 750},
+    {ScaledWay::k128x16, 128, 16, 445},     {ScaledWay::k128x32, 128, 32, 510},
+    {ScaledWay::k128x64, 128, 64, 650},     {ScaledWay::k128x128, 128, 128, 1150},
+    {ScaledWay::kRanges64x16, 64, 16, 240}, {ScaledWay::kRanges64x32, 64, 32, 270},
+    {ScaledWay::kRanges64x64, 64, 64, 450},
 };
-constexpr double kStart = 4'000;  // nanoseconds, of one of these
-// The kernels for any GPU, of more than half a tile's rows: its rows of the weight and of x, of
-// which a multiprocessor has one tile, and nanoseconds for one's range.
-constexpr Cost kAny{ScaledWay::kAnyGpu, 32, 32, 295};
+// The kernels for any GPU: their rows of the weight and of x, of which a multiprocessor has one
+// tile, and nanoseconds for one's range. Of up to half a tile's rows they have smaller ones.
+constexpr Cost kAny{ScaledWay::kAnyGpu, 32, 32, 276, 3'400};
+constexpr Cost kAnyOfFew{ScaledWay::kAnyGpu, 32, 16, 210, 3'400};
+constexpr double kBytes = 3'050;  // that memory gives in a nanosecond
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-double CostOf(const Cost& cost, const ScaledMatmulInput& in, int64_t weight_rows, int processors) {
+// What a product takes, and of equals what it would if memory gave more.
+using Nanoseconds = std::pair<double, double>;
+
+Nanoseconds CostOf(const Cost& cost, const ScaledMatmulInput& in, int processors) {
+  const int64_t weight_rows = (in.is_gated ? 2 : 1) * in.out;
   const int64_t tiles = DivideUp(weight_rows, cost.weight_rows) * DivideUp(in.rows, cost.x_rows);
   const int64_t ranges = DivideUp(tiles, processors) * DivideUp(in.in, kScaledGroup);
-  return kStart + static_cast<double>(ranges) * cost.of_range;
+  const double chain = static_cast<double>(ranges) * cost.of_range;
+  const double bytes = static_cast<double>(weight_rows * in.in) / kBytes;
+  return {cost.of_launch + std::max(chain, bytes), chain};
 }
 
 ScaledWay DenseWayFor(const ScaledMatmulInput& in, int processors) {
-  if (in.rows <= kAny.x_rows / 2) return ScaledWay::kAnyGpu;
-  const int64_t weight_rows = (in.is_gated ? 2 : 1) * in.out;
   ScaledWay best = ScaledWay::kAnyGpu;
-  double least = CostOf(kAny, in, weight_rows, processors);
+  const Cost& any = in.rows <= kAnyOfFew.x_rows ? kAnyOfFew : kAny;
+  Nanoseconds least = CostOf(any, in, processors);
   for (const Cost& cost : kCosts) {
-    const double here = CostOf(cost, in, weight_rows, processors);
+    const Nanoseconds here = CostOf(cost, in, processors);
     if (here < least) best = cost.way;
     least = std::min(least, here);
   }

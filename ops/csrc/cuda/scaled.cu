@@ -29,8 +29,13 @@ Error Quantise(const QuantiseInput& in, const ScaledRows& out, Stream stream) {
   if (across > kMostGridRows) return "x has too many columns";
   const Grid grid{dim3(static_cast<unsigned>(in.rows), static_cast<unsigned>(across)),
                   kQuantiseWarps * kWarp};
-  return groups == 1 ? LaunchEarly(QuantiseKernel<E, true>, grid, stream, params)
-                     : LaunchEarly(QuantiseKernel<E, false>, grid, stream, params);
+  if (groups == 1) return LaunchEarly(QuantiseKernel<E, true>, grid, stream, params);
+  constexpr int64_t kFour = alignof(Packed<E, 4>);
+  const bool are_fours = in.group == kScaledRange && out.has_halves &&
+                         reinterpret_cast<uintptr_t>(in.x.data) % kFour == 0 &&
+                         in.x.stride % 4 == 0;
+  return are_fours ? LaunchEarly(QuantiseFoursKernel<E>, grid, stream, params)
+                   : LaunchEarly(QuantiseKernel<E, false>, grid, stream, params);
 }
 
 static_assert(kScaledGroup == kScaledRange, "a group is a range");

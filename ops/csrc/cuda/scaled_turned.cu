@@ -39,11 +39,11 @@ Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int proces
   return LaunchOnHopper<ScaledTurnedKernel<Way>>(grid, stream, map_x, map_weight, input, out);
 }
 
-template <int kWeightGroups, int kColumns>
+template <template <int, int, bool> class Tile, int kGroups, int kColumns>
 Error Launch(const ScaledMatmulInput& in, const MatmulOutput& out, int processors, Stream stream) {
   return in.is_gated
-             ? LaunchWay<TurnedWay<kWeightGroups, kColumns, true>>(in, out, processors, stream)
-             : LaunchWay<TurnedWay<kWeightGroups, kColumns, false>>(in, out, processors, stream);
+             ? LaunchWay<TurnedWay<Tile<kGroups, kColumns, true>>>(in, out, processors, stream)
+             : LaunchWay<TurnedWay<Tile<kGroups, kColumns, false>>>(in, out, processors, stream);
 }
 
 }  // namespace
@@ -68,21 +68,27 @@ Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& to, E
     case ScaledWay::kFew32x8:
       break;
     case ScaledWay::k64x16:
-      return Launch<1, 8>(in, out, processors, stream);
+      return Launch<TurnedTile, 1, 8>(in, out, processors, stream);
     case ScaledWay::k64x32:
-      return Launch<1, 16>(in, out, processors, stream);
+      return Launch<TurnedTile, 1, 16>(in, out, processors, stream);
     case ScaledWay::k64x64:
-      return Launch<1, 32>(in, out, processors, stream);
+      return Launch<TurnedTile, 1, 32>(in, out, processors, stream);
     case ScaledWay::k64x128:
-      return Launch<1, 64>(in, out, processors, stream);
+      return Launch<TurnedTile, 1, 64>(in, out, processors, stream);
     case ScaledWay::k128x16:
-      return Launch<2, 16>(in, out, processors, stream);
+      return Launch<TurnedTile, 2, 16>(in, out, processors, stream);
     case ScaledWay::k128x32:
-      return Launch<2, 32>(in, out, processors, stream);
+      return Launch<TurnedTile, 2, 32>(in, out, processors, stream);
     case ScaledWay::k128x64:
-      return Launch<2, 64>(in, out, processors, stream);
+      return Launch<TurnedTile, 2, 64>(in, out, processors, stream);
     case ScaledWay::k128x128:
-      return Launch<2, 128>(in, out, processors, stream);
+      return Launch<TurnedTile, 2, 128>(in, out, processors, stream);
+    case ScaledWay::kRanges64x16:
+      return Launch<RangesTile, 4, 16>(in, out, processors, stream);
+    case ScaledWay::kRanges64x32:
+      return Launch<RangesTile, 4, 32>(in, out, processors, stream);
+    case ScaledWay::kRanges64x64:
+      return Launch<RangesTile, 3, 64>(in, out, processors, stream);
   }
   return "no way for scaled rows";
 }

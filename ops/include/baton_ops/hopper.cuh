@@ -68,6 +68,13 @@ struct RingStage {
     s = 0;
     phase ^= 1;
   }
+  // By so many, of no more than there are.
+  __device__ __forceinline__ void Advance(int by) {
+    s += by;
+    if (s < kStages) return;
+    s -= kStages;
+    phase ^= 1;
+  }
 };
 
 // Says that a description is needed soon.

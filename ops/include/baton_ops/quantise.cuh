@@ -49,6 +49,19 @@ __device__ __forceinline__ E4m3 Quantised(E value, float scale) {
   return scale == 0.0f ? E4m3{0} : ToE4m3(__fdiv_rn(ToFloat(value), scale));
 }
 
+// Stores four columns' numbers, and their halves, which are two pairs, behind a row's.
+__device__ __forceinline__ void StoreFour(E4m3* values, int64_t columns, int64_t at,
+                                          uint32_t four) {
+  if (at < columns) *reinterpret_cast<uint32_t*>(values + at) = four;
+  auto* halves = reinterpret_cast<uint16_t*>(values + columns);
+  auto* pairs = reinterpret_cast<uint32_t*>(halves + PlaceOfHalf(at));
+  pairs[0] = HalvesOf(four);
+  pairs[4] = HalvesOf(four >> 16);
+}
+
+// Where a row's halves end, of a group that ends there or before.
+__device__ __forceinline__ int64_t FilledUp(int64_t end) { return (end + 63) / 64 * 64; }
+
 // Grid: (rows; groups, kQuantiseWarps a block, or one where a row is a group).
 template <class E, bool kIsWhole>
 __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseKernel(QuantiseParams<E> p) {
@@ -79,22 +92,45 @@ __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseKernel(Quantise
     for (int64_t i = first + lane; i < end; i += kThreads) values[i] = Quantised(x[i], scale);
     return;
   }
-  // Four columns at once, whose halves are two pairs.
-  auto* halves = reinterpret_cast<uint16_t*>(values + p.columns);
-  const int64_t filled = (end + 63) / 64 * 64;  // a group but the last ends there anyway
-  for (int64_t i = first + lane * 4; i < filled; i += kThreads * 4) {
+  for (int64_t i = first + lane * 4; i < FilledUp(end); i += kThreads * 4) {
     uint32_t four = 0;
     if (i < end) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         four |= static_cast<uint32_t>(Quantised(x[i + j], scale).bits) << 8 * j;
       }
-      *reinterpret_cast<uint32_t*>(values + i) = four;
     }
-    auto* pairs = reinterpret_cast<uint32_t*>(halves + PlaceOfHalf(i));
-    pairs[0] = HalvesOf(four);
-    pairs[4] = HalvesOf(four >> 16);
+    StoreFour(values, p.columns, i, four);
   }
+}
+
+// The same of groups of kScaledRange, with halves, where four columns are a vector: each lane has
+// four, which it reads once.
+template <class E>
+__global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseFoursKernel(QuantiseParams<E> p) {
+  WaitForEarlierGrids();
+  LetNextGridStart();
+  const int64_t row = blockIdx.x, lane = threadIdx.x % kWarp;
+  const int64_t group = blockIdx.y * static_cast<int64_t>(kQuantiseWarps) + threadIdx.x / kWarp;
+  if (group >= p.groups) return;  // the whole warp
+  const int64_t at = group * kScaledRange + lane * 4;
+  Packed<E, 4> x{};
+  if (at < p.columns) x = *reinterpret_cast<const Packed<E, 4>*>(p.x + row * p.x_stride + at);
+  uint32_t largest = 0;  // sizes are in order as numbers without a sign, NaN behind all
+#pragma unroll
+  for (int i = 0; i < 4; ++i) largest = max(largest, __float_as_uint(fabsf(ToFloat(x.at[i]))));
+  largest = __reduce_max_sync(kEveryLane, largest);
+  const float scale = __fdiv_rn(__uint_as_float(largest), kLargestE4m3);
+  if (lane == 0) p.scales[row * p.groups + group] = scale;
+  if (at >= FilledUp(p.columns)) return;
+  uint32_t four = 0;
+  if (at < p.columns) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      four |= static_cast<uint32_t>(Quantised(x.at[i], scale).bits) << 8 * i;
+    }
+  }
+  StoreFour(p.values + row * p.stride, p.columns, at, four);
 }
 
 }  // namespace baton_ops::cuda

@@ -35,7 +35,9 @@ struct RouterParams {
 // each a warp has. Grid: (experts, tokens).
 template <class E, bool kWide, int kTokens, int kExperts, int kAcross>
 __global__ void __launch_bounds__(kRouterThreads) RouterKernel(RouterParams<E> p) {
-  constexpr int kDown = kRouterWarps / kAcross;
+  constexpr int kDown = kRouterWarps / kAcross, kEach = kTokens * kExperts;
+  // So many chunks are asked for at once: with few sums what takes time is waiting for them.
+  constexpr int kAtOnce = kEach <= 4 ? 4 : kEach == 8 ? 2 : 1;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int first_expert = static_cast<int>(blockIdx.x * kAcross + warp % kAcross) * kExperts;
   const float* weights[kExperts];
@@ -43,13 +45,15 @@ __global__ void __launch_bounds__(kRouterThreads) RouterKernel(RouterParams<E> p
   for (int e = 0; e < kExperts; ++e) {
     weights[e] = p.router + min(first_expert + e, p.experts - 1) * p.hidden;
   }
-  if constexpr (kTokens * kExperts == 1) PrefetchRow(weights[0], p.hidden, lane);
+  if constexpr (kExperts == 1) {
+    if (blockIdx.y == 0) PrefetchRow(weights[0], p.hidden, lane);
+  }
   WaitForEarlierGrids();
   LetNextGridStart();
   const int64_t first = (blockIdx.y * static_cast<int64_t>(kDown) + warp / kAcross) * kTokens;
   if (first_expert >= p.experts || first >= p.tokens) return;  // the whole warp
   float sum[kExperts][kTokens] = {};
-#pragma unroll(kTokens* kExperts == 1 ? 4 : 1)
+#pragma unroll(kAtOnce)
   for (int64_t at = lane * kChunk; at < p.hidden; at += kWarp * kChunk) {
     float x[kTokens][kChunk];
 #pragma unroll

@@ -11,7 +11,8 @@ namespace baton_ops::cuda {
 
 // Brings scales of rows of x that follow each other, by two warps: of each range one of a row of x,
 // or of the weight, by a thread. A row's of four ranges are read at once: read one by one they cost
-// as many turns at the cache as there are rows, in every range.
+// as many turns at the cache as there are rows, in every range. The next four are under way by
+// then: else each four take as long as memory does to answer.
 template <class Way>
 class ScalesFeed {
  public:
@@ -23,14 +24,21 @@ class ScalesFeed {
         are_vectors_(in.groups % 4 == 0 && IsVector(in.x_scales) && IsVector(in.weight_scales)) {}
 
   __device__ void Run() {
-    for (int tile = blockIdx.x; tile < share_.Count(); tile += gridDim.x) {
-      Find(share_.Place(tile));
-      for (int k = 0; k < share_.steps; k += 4) {
-        Read(k);
+    Fours now, next;
+    if constexpr (kIsAhead) Read(next);
+    while (tile_ < share_.Count()) {
+      const int first = k_;
+      if constexpr (kIsAhead) {
+        now = next;
+        Advance();
+        Read(next);
+      } else {
+        Read(now);
+        Advance();
+      }
 #pragma unroll
-        for (int nth = 0; nth < 4; ++nth) {
-          if (k + nth < share_.steps) Put(nth);
-        }
+      for (int nth = 0; nth < 4; ++nth) {
+        if (first + nth < share_.steps) Put(now, nth);
       }
     }
   }
@@ -38,12 +46,42 @@ class ScalesFeed {
  private:
   static constexpr int kThreads = kScaleWarps * 32;
   static constexpr int kRows = (Way::kScales + kThreads - 1) / kThreads;
+  static constexpr bool kIsAhead = kRows < 4;  // of more there are no registers for two
 
   static __device__ __forceinline__ bool IsVector(const float* p) {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0;
   }
   __device__ __forceinline__ bool IsThere(int i) const {
     return (i + 1) * kThreads <= Way::kScales || thread_ + i * kThreads < Way::kScales;
+  }
+
+  // Of its rows scales of four ranges.
+  struct Fours {
+    alignas(16) float of[kRows][4];
+  };
+
+  __device__ __forceinline__ void Advance() {
+    k_ += 4;
+    if (k_ < share_.steps) return;
+    k_ = 0;
+    tile_ += gridDim.x;
+  }
+
+  // Those behind a row's last are as it is; there may be no such tile.
+  __device__ __forceinline__ void Read(Fours& fours) {
+    if (tile_ >= share_.Count()) return;
+    if (k_ == 0) Find(share_.Place(tile_));
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (are_vectors_) {
+        *reinterpret_cast<float4*>(fours.of[i]) = *reinterpret_cast<const float4*>(rows_[i] + k_);
+        continue;
+      }
+#pragma unroll
+      for (int nth = 0; nth < 4; ++nth) {
+        fours.of[i][nth] = rows_[i][min(k_ + nth, in_.groups - 1)];
+      }
+    }
   }
 
   __device__ __forceinline__ void Find(const TurnedPlace& place) {
@@ -56,25 +94,12 @@ class ScalesFeed {
     }
   }
 
-  // Of four ranges from this one on. Those behind a row's last are as it is.
-  __device__ __forceinline__ void Read(int k) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if (are_vectors_) {
-        *reinterpret_cast<float4*>(four_[i]) = *reinterpret_cast<const float4*>(rows_[i] + k);
-        continue;
-      }
-#pragma unroll
-      for (int nth = 0; nth < 4; ++nth) four_[i][nth] = rows_[i][min(k + nth, in_.groups - 1)];
-    }
-  }
-
-  __device__ __forceinline__ void Put(int nth) {
+  __device__ __forceinline__ void Put(const Fours& fours, int nth) {
     float* to = ring_.scales + stage_.s * Way::kScales + thread_;
     Await(ring_.x_empty + stage_.s, stage_.phase ^ 1);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if (IsThere(i)) to[i * kThreads] = four_[i][nth];
+      if (IsThere(i)) to[i * kThreads] = fours.of[i][nth];
     }
     __syncwarp();
     if (thread_ % 32 == 0) Arrive(ring_.x_full + stage_.s);
@@ -87,8 +112,8 @@ class ScalesFeed {
   const bool are_vectors_;
   const int thread_ = threadIdx.x % kThreads;
   TurnedStage<Way::kXStages> stage_;
+  int tile_ = blockIdx.x, k_ = 0;  // what is read next
   const float* rows_[kRows] = {};
-  alignas(16) float four_[kRows][4] = {};
 };
 
 // A thread of the warpgroup that loads.
@@ -108,10 +133,9 @@ class TurnedFeed {
   __device__ void Run() {
 #pragma unroll 1
     for (int i = 0; i < Way::kWeightStages; ++i) LoadWeight();
-    if (share_.experts == 0) {
-      WaitForEarlierGrids();
-      LetNextGridStart();
-    }
+    BringScales();
+    WaitForEarlierGrids();
+    LetNextGridStart();
     if (in_.row != nullptr) {
       LoadNamed();
     } else if (threadIdx.x == kWeightThread) {
@@ -126,6 +150,18 @@ class TurnedFeed {
  private:
   static constexpr int kWeightThread = 0, kXThread = 32;
   static constexpr int kItems = Way::kTileX / 8;  // of 16 bytes, of each row by 16 threads
+
+  // Asks for the scales of the first tile's rows of the weight to be brought near.
+  __device__ void BringScales() const {
+    constexpr int kLine = 128 / sizeof(float);
+    if (threadIdx.x >= Way::kTileWeight || blockIdx.x >= share_.Count()) return;
+    const float* row =
+        in_.ScalesOfWeight<Way::kGated>(share_.Place(blockIdx.x), share_.n, threadIdx.x);
+#pragma unroll 1
+    for (int at = 0; at < in_.groups; at += kLine) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
+    }
+  }
 
   // Behind the first stages. What was multiplied has left its stage of the weight with x's. Given
   // back as soon as warps had read it, it was overwritten too early in up to one launch of six.

@@ -51,11 +51,33 @@ struct TurnedInput {
 // How many of the two warpgroups that multiply have rows of the weight of their own - else they
 // share them and each has columns of its own -, the columns of each, and whether it is gated.
 template <int kWeightGroupsOf, int kColumnsOf, bool kGatedOf>
-struct TurnedWay {
-  static constexpr int kWeightGroups = kWeightGroupsOf, kColumns = kColumnsOf;
-  static constexpr bool kGated = kGatedOf;
-  static constexpr int kThreads = 3 * kTurnedGroup, kFewRegisters = 56, kManyRegisters = 224;
-  static constexpr int kTileX = kColumns * 2 / kWeightGroups, kTileWeight = 64 * kWeightGroups;
+struct TurnedTile {
+  static constexpr bool kHaveRanges = false, kGated = kGatedOf;
+  static constexpr int kGroups = 2, kColumns = kColumnsOf;
+  static constexpr int kFewRegisters = kColumns < 128 ? 72 : 56;
+  static constexpr int kManyRegisters = kColumns < 128 ? 216 : 224;
+  static constexpr int kWeightGroups = kWeightGroupsOf, kReaders = kGroups;
+  static constexpr int kTileX = kColumns * kGroups / kWeightGroups;
+  static constexpr int kTotalBytes = 0;
+};
+
+// The same where each of some warpgroups has ranges of its own, of all of a tile: see
+// scaled_ranges.cuh.
+template <int kGroupsOf, int kColumnsOf, bool kGatedOf>
+struct RangesTile {
+  static constexpr bool kHaveRanges = true, kGated = kGatedOf;
+  static constexpr int kGroups = kGroupsOf, kColumns = kColumnsOf, kFewRegisters = 56;
+  static constexpr int kManyRegisters = kGroups == 4 ? 104 : 152;
+  static constexpr int kWeightGroups = 1, kReaders = 1, kTileX = kColumns;
+  static constexpr int kTotalBytes = kTurnedGroup * kColumns / 2 * int{sizeof(float)};
+};
+
+// What follows of that. A stage has so many warpgroups that read it.
+template <class Tile>
+struct TurnedWay : Tile {
+  using Tile::kColumns, Tile::kFewRegisters, Tile::kGated, Tile::kGroups, Tile::kHaveRanges,
+      Tile::kManyRegisters, Tile::kReaders, Tile::kTileX, Tile::kTotalBytes, Tile::kWeightGroups;
+  static constexpr int kThreads = (kGroups + 1) * kTurnedGroup, kTileWeight = 64 * kWeightGroups;
   static constexpr int kOutN = kGated ? kTileWeight / 2 : kTileWeight;
   static constexpr int kXBytes = kTileX * kScaledRange * 2;
   static constexpr int kWeightBytes = kTileWeight * kScaledRange;
@@ -63,12 +85,17 @@ struct TurnedWay {
   // More ranges of x are under way where one is over sooner.
   static constexpr int kXStages = kTileX < 64 ? 8 : kTileX < 128 ? 5 : 4;
   static constexpr int kOtherBytes =
-      kTurnedHeadBytes + kXStages * (kXBytes + kScales * int{sizeof(float)});
+      kTurnedHeadBytes + kXStages * (kXBytes + kScales * int{sizeof(float)}) + kTotalBytes;
   static constexpr int kFit = (kFewSharedBytes - kOtherBytes) / kWeightBytes;
   static constexpr int kWeightStages = kFit < 16 ? kFit : 16;
   static constexpr int kSharedBytes = kOtherBytes + kWeightStages * kWeightBytes;
   static_assert(kWeightStages > kXStages);
   static_assert(kTileX <= kTurnedGroup && kTileWeight <= kTurnedGroup, "a thread has a row");
+  // Who has ranges reads the next one's weight before all before the one it has are added.
+  static_assert(!kHaveRanges || (kXStages >= kGroups && kWeightStages >= 2 * kGroups));
+  // What a block is launched with is all there is to give.
+  static_assert(kTurnedGroup * (kFewRegisters + kGroups * kManyRegisters) <=
+                kThreads * (65536 / kThreads / 8 * 8));
 };
 
 template <class Way>
@@ -76,7 +103,7 @@ struct TurnedRing {
   uint64_t *weight_full, *x_full, *x_empty;
   int *before, *begins;  // of experts: see matmul_grouped.cuh
   uint8_t *weight, *x;
-  float* scales;
+  float *scales, *total;
   __device__ explicit TurnedRing(uint8_t* shared)
       : weight_full(reinterpret_cast<uint64_t*>(shared)),
         x_full(weight_full + Way::kWeightStages),
@@ -85,7 +112,8 @@ struct TurnedRing {
         begins(before + kMostGroups + 1),
         weight(shared + kTurnedHeadBytes),
         x(weight + Way::kWeightStages * Way::kWeightBytes),
-        scales(reinterpret_cast<float*>(x + Way::kXStages * Way::kXBytes)) {}
+        scales(reinterpret_cast<float*>(x + Way::kXStages * Way::kXBytes)),
+        total(scales + Way::kXStages * Way::kScales) {}
   // Makes the barriers, by one thread. Where rows of x are named each thread that loads arrives
   // behind its copies, else the warps that bring scales and who asks for the weight do, and one
   // once more; of who multiplies warps do.
@@ -93,7 +121,7 @@ struct TurnedRing {
     for (int s = 0; s < Way::kWeightStages; ++s) InitBarrier(weight_full + s, 1);
     for (int s = 0; s < Way::kXStages; ++s) {
       InitBarrier(x_full + s, (is_named ? kTurnedGroup : kScaleWarps + 1) + 1);
-      InitBarrier(x_empty + s, 2 * kTurnedGroup / 32);
+      InitBarrier(x_empty + s, Way::kReaders * kTurnedGroup / 32);
     }
     PublishBarriers();
   }

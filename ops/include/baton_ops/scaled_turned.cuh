@@ -5,81 +5,19 @@
 // the weight's bytes, and x as halves, which who quantised it made. Two multiply: each takes 64 of
 // the weight's rows from shared memory into registers, as halves, so that every number of a weight
 // is converted once for all rows of x that a tile has. A range's sums begin at nothing, and are
-// scaled and added to the tile's.
+// scaled and added to the tile's. Other tiles have more of who multiplies (scaled_ranges.cuh).
 //
 // wgmma's sums of eight steps have the bits of eight of mma.cuh's, whichever operand is which, if
 // the same sixteen numbers meet in a step: so each operand has them where mma.cuh has them.
 #ifndef BATON_OPS_SCALED_TURNED_CUH_
 #define BATON_OPS_SCALED_TURNED_CUH_
 
+#include <type_traits>
+
 #include "baton_ops/scaled_feed.cuh"
-#include "baton_ops/scaled_store.cuh"
+#include "baton_ops/scaled_ranges.cuh"
 
 namespace baton_ops::cuda {
-
-// What a lane has of a range of a warp's 16 rows: two rows', in each half of it.
-struct TurnedNumbers {
-  Sixteen at[2][2];  // by half, by row
-};
-
-// Where a warp's rows lie in a stage of the weight.
-struct TurnedRows {
-  int first, second;  // offsets of two rows' swizzled chunks of the first half
-  __device__ TurnedRows(int warp_row, int lane) {
-    const int row = warp_row + SlotRow(lane / 4), q = lane % 4;
-    first = row * kScaledRange + (q ^ row % 8) * 16;
-    second = (row + 1) * kScaledRange + (q ^ (row + 1) % 8) * 16;
-  }
-  // The other half's chunk is the fourth behind, which the swizzle keeps apart by one bit.
-  __device__ __forceinline__ TurnedNumbers Load(const uint8_t* stage) const {
-    const auto at = [&](int offset) { return *reinterpret_cast<const Sixteen*>(stage + offset); };
-    return {{{at(first), at(second)}, {at(first ^ 64), at(second ^ 64)}}};
-  }
-};
-
-// As the rows of eight products: of two words one by conversion, one by arithmetic.
-__device__ __forceinline__ void ToHalves(const TurnedNumbers& numbers, uint32_t (&halves)[32]) {
-#pragma unroll
-  for (int word = 0; word < 8; ++word) {
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const uint32_t four = numbers.at[word / 4][row].at[word % 4];
-      uint32_t pairs[2] = {};
-      if (word % 2 == 0) {
-        pairs[0] = HalvesOf(four);
-        pairs[1] = HalvesOf(four >> 16);
-      } else {
-        HalvesOfFour(four, pairs);
-      }
-      halves[word * 4 + row] = pairs[0];
-      halves[word * 4 + 2 + row] = pairs[1];
-    }
-  }
-}
-
-// The scales of a range: of the rows that a lane has sums of, and of its two of the weight.
-template <int kColumns>
-struct TurnedScales {
-  float2 x[kColumns / 8];
-  float weight[2];
-  __device__ __forceinline__ TurnedScales(const float* of_x, const float* of_weight, int q)
-      : weight{of_weight[0], of_weight[1]} {
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      x[j] = *reinterpret_cast<const float2*>(of_x + j * 8 + q * 2);
-    }
-  }
-  // Adds sums to the total, times the row's scale and then the weight's.
-  __device__ __forceinline__ void Add(const float (&sums)[kColumns / 2],
-                                      float (&total)[kColumns / 2]) const {
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) {
-      const float2 of_x = x[i / 4];
-      const float scaled = __fmul_rn(sums[i], i % 2 ? of_x.y : of_x.x);
-      total[i] = __fadd_rn(total[i], __fmul_rn(scaled, weight[i / 2 % 2]));
-    }
-  }
-};
 
 // A thread that multiplies. Where there are registers for two ranges' halves of the weight it makes
 // the next one's while a range's products are under way, of numbers that it has read before, and
@@ -181,15 +119,7 @@ class TurnedMultiply {
     Await(ring_.x_full + stage_.s, stage_.phase);
     if (is_copied_) PublishShared();
     TakeTurn();
-    Hold(halves);
-    Hold(sums);
-    FenceProducts();
-#pragma unroll
-    for (int step = 0; step < 8; ++step) {
-      const int bytes = step / 4 * (Way::kXBytes / 2) + step % 4 * 32;
-      WgmmaOfHalves<kColumns>::Multiply(sums, halves + step * 4, x.Behind(bytes), step != 0);
-      if (step >= 6) CommitProducts();
-    }
+    BeginRange<Way>(halves, x, sums);
   }
 
   // Sums of a whole row are scaled once they are all there.
@@ -206,15 +136,7 @@ class TurnedMultiply {
   }
 
   __device__ __forceinline__ void Store() {
-    const TurnedPlace place = share_.Place(tile_);
-    MatmulOutput part = out_;
-    part.m = place.end_row;
-    const int row = place.row + first_x_;
-    if constexpr (Way::kGated) {
-      StoreScaledGates<kColumns>(total_, part, row, place.column + warp_row_ / 2, lane_);
-    } else {
-      StoreScaled<kColumns>(total_, part, row, place.column + warp_row_, lane_);
-    }
+    StoreTurned<Way>(total_, out_, share_.Place(tile_), first_x_, warp_row_, lane_);
 #pragma unroll
     for (float& each : total_) each = 0.0f;
     k_ = 0;
@@ -239,6 +161,10 @@ class TurnedMultiply {
   float total_[kSums] = {};
 };
 
+template <class Way>
+using TurnedMultiplier =
+    std::conditional_t<Way::kHaveRanges, RangesMultiply<Way>, TurnedMultiply<Way>>;
+
 // Grid: as many blocks as there are multiprocessors, or tiles.
 template <class Way>
 __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
@@ -252,9 +178,7 @@ __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
     PrefetchMap(&map_weight);
     ring.Init(in.row != nullptr);
   }
-  if (in.starts != nullptr) {
-    WaitForEarlierGrids();
-    LetNextGridStart();
+  if (in.starts != nullptr) {  // written before the kernel before this one let it start
 #pragma unroll 1
     for (int g = threadIdx.x; g <= in.experts; g += Way::kThreads) {
       ring.begins[g] = __ldcg(in.starts + g);
@@ -269,7 +193,7 @@ __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
     TurnedFeed<Way>(ring, share, in, &map_x, &map_weight).Run();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Way::kManyRegisters));
-    TurnedMultiply<Way>(ring, share, in, out).Run();
+    TurnedMultiplier<Way>(ring, share, in, out).Run();
   }
 #endif
 }

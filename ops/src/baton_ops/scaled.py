@@ -75,7 +75,8 @@ def scaled_expert_gate_up_silu_into(
     out: Tensor,
 ) -> None:
     """Write out E[N, O] of weight uint8[X * 2 O, K], as `scaled_expert_matmul_into` groups rows and
-    `scaled_gate_up_silu_into` makes them; row n is row[n] i32[N] of x uint8[*, K].
+    `scaled_gate_up_silu_into` makes them; row n is row[n] i32[N] of x uint8[*, K]. `starts` are
+    read as early: they are there when `quantise_rows_into` comes between them and this.
     """
     launch("cuda_scaled_expert_gate_up_silu")(x, x_scales, row, starts, weight, weight_scales, out)
 

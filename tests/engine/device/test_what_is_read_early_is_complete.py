@@ -53,6 +53,8 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
     "gate_up_silu": lambda x, weight, out: weight,
     "scaled_matmul": lambda x, weight, out: weight,
     "scaled_gate_up_silu": lambda x, weight, out: weight,
+    "scaled_expert_matmul": lambda x, starts, weight, out: (starts, weight),
+    "scaled_expert_gate_up_silu": lambda x, row, starts, weight, out: (starts, weight),
     "quantise_matmul": lambda x, room, weight, out: weight,
     "quantise_gate_up_silu": lambda x, room, weight, out: weight,
     "add_norm": lambda x, residual, weight, eps, out: weight,
@@ -71,7 +73,6 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
 READ_EARLY_OF_FEW: dict[str, Callable[..., Any]] = {
     "expert_matmul": lambda x, starts, weight, out: (starts, weight),
     "expert_gate_up_silu": lambda x, starts, weight, out, known: (starts, weight) if known else (),
-    "scaled_expert_matmul": lambda x, starts, weight, out: (starts, weight),
     "quantise_expert_gate_up_silu": lambda x, room, row, starts, weight, out, known: (
         (starts, weight) if known else ()
     ),
@@ -366,8 +367,23 @@ def test_an_experts_second_product_of_fp8_right_behind_the_choice_would_be_found
     assert names[at - 2 : at] == ["quantise_expert_gate_up_silu", "quantise"]
     routed = launches[names.index("norm_route")]
     moved = [*launches[:at], routed, *launches[at:]]
-    assert {*conflicts(moved)} == {"scaled_expert_matmul behind norm_route"}
-    assert conflicts(moved, "many") == []
+    for of in ("few", "many"):
+        assert {*conflicts(moved, of)} == {"scaled_expert_matmul behind norm_route"}
+
+
+def test_an_experts_first_product_of_fp8_right_behind_the_choice_would_be_found(
+    make_checkpoint: Callable[..., Any],
+) -> None:
+    """Of some tokens, whose rows are quantised between the two."""
+    folder = make_checkpoint("glm4_moe").path
+    quantise_folder(folder, with_drafts=True)
+    launches = launches_of_an_engine(folder)
+    names = [name for name, _ in launches]
+    at = names.index("scaled_expert_gate_up_silu")
+    assert names[at - 2 : at] == ["norm_route", "quantise"]
+    assert conflicts(launches[: at + 1]) == []
+    without = [*launches[: at - 1], launches[at]]
+    assert {*conflicts(without)} == {"scaled_expert_gate_up_silu behind norm_route"}
 
 
 def test_an_experts_first_product_that_is_told_too_early_would_be_found(

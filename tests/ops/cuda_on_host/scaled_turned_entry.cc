@@ -27,7 +27,7 @@ Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t 
                          range(in.weight.scales, weight_rows * groups * of_scale)};
   // The grid before writes x; one before it, or that one too, where experts' rows begin.
   const auto by = static_cast<ScaledWay>(way);
-  const bool is_early = !in.is_gated && by == ScaledWay::kFew32x8;
+  const bool is_early = !in.is_gated || by != ScaledWay::kFew32x8;
   host_cuda::Late late;
   late.Hide(in.x.values, x_bytes);
   late.Hide(in.x.scales, x_rows * groups * of_scale);

@@ -22,7 +22,7 @@ from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
 Array = npt.NDArray[Any]
 
 GUARD = 0x7B7B
-WAYS = range(1, 10)
+WAYS = range(1, 13)
 OF_FEW = 9
 
 
@@ -95,12 +95,14 @@ def test_every_way_has_the_bits_of_the_kernels_for_any_gpu(
         np.testing.assert_array_equal(out, wanted)
 
 
-def orders_of(seed: int) -> list[Order]:
-    """Return who comes last in turn, of as many threads as a block may have; of some of them
-    products' parts end apart: what warps have read each gives back itself.
+def orders_of(way: int, seed: int) -> list[Order]:
+    """Return who comes last in turn, of as many threads as a block of this way may have; of some
+    of them products' parts end apart: what warps have read each gives back itself.
     """
-    apart = [replace(order, are_warps_apart=True) for order in each_last(384, seed + 100, most=2)]
-    return [*each_last(384, seed, most=5), *apart[:2]]
+    threads = 640 if way > OF_FEW else 384
+    late = each_last(threads, seed + 100, most=2)
+    apart = [replace(order, are_warps_apart=True) for order in late]
+    return [*each_last(threads, seed, most=5), *apart[:2]]
 
 
 class Long:
@@ -130,7 +132,7 @@ def test_whoever_comes_last_holds_nobody_up_and_changes_no_bit(
 ) -> None:
     """Of who asks for the weight, for x, brings scales, multiplies: all of one block."""
     case = Long(both, way)
-    orders = [*orders_of(way), *(Order(range(thread, thread + 1)) for thread in (0, 32))]
+    orders = [*orders_of(way, way), *(Order(range(thread, thread + 1)) for thread in (0, 32))]
     assert [order for seed, order in enumerate(orders) if case.differs(way, order, seed)] == []
 
 
@@ -153,7 +155,7 @@ def test_whoever_comes_last_among_experts_changes_no_bit(
     any_gpu, turned = both
     wanted = wide(20, 40, np.uint16)
     any_gpu.matmul(x, weight, 128, wanted[:, :40], True, row, starts)
-    for seed, order in enumerate(orders_of(way + 20)):
+    for seed, order in enumerate(orders_of(way, way + 20)):
         out = wide(20, 40, np.uint16)
         turned.set(seed)
         with turned.ordered(order):

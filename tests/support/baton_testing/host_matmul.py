@@ -29,6 +29,7 @@ _ON_HOST = {
     "@!done bra again;\\n}\\n": "AwaitPhase",
     "mbarrier.arrive.shared::cta.b64 _, [%0];": "Arrive",
     "prefetch.tensormap [%0];": "Prefetch",
+    "prefetch.global.L2 [%0];": "Prefetch",
     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
     " [%0], [%1, {%2, %3}], [%4];": "LoadBox",
     "createpolicy.fractional.L2::evict_first.b64 %0, 1.0;": "ReadOncePolicy",

@@ -58,7 +58,8 @@ class ScaledKernels(Protocol):
         self, x: Scaled, row: Tensor, starts: Tensor, weight: Scaled, out: Tensor
     ) -> None:
         """out E[N * C, I]: of each place `scaled_gate_up_silu` of the row of x [N, H] that row
-        i32[N * C] names, and of its expert's rows of `weight` [X * 2 I, H].
+        i32[N * C] names, and of its expert's rows of `weight` [X * 2 I, H]. `starts` is read early:
+        `quantise` stands between what wrote it and this call.
         """
 
     def scaled_expert_matmul(self, x: Scaled, starts: Tensor, weight: Scaled, out: Tensor) -> None:
