@@ -111,6 +111,19 @@ def both_of_experts(**changed: Any) -> None:
     scaled.quantise_expert_gate_up_silu_into(*given.values(), known=True)
 
 
+def both_of_experts_rows(**changed: Any) -> None:
+    given = {
+        "plain": tensor("bfloat16", ROWS, COLUMNS),
+        "x": tensor("uint8", ROWS, COLUMNS),
+        "x_scales": tensor("float32", ROWS, 3),
+        "starts": tensor("int32", EXPERTS + 1),
+        "weight": tensor("uint8", EXPERTS * OUTPUTS, COLUMNS),
+        "weight_scales": tensor("float32", EXPERTS * OUTPUTS, 3),
+        "out": tensor("bfloat16", ROWS, OUTPUTS),
+    } | changed
+    scaled.quantise_expert_matmul_into(*given.values())
+
+
 WITH_HALVES = {
     "x": tensor("bfloat16", ROWS, 304),
     "values": tensor("uint8", ROWS, activation_bytes(304)),
@@ -142,6 +155,7 @@ WHOLE = {
         (gate_experts, {}),
         (both, {}),
         (both_of_experts, {}),
+        (both_of_experts_rows, {}),
     ],
 )
 def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None:
@@ -184,6 +198,8 @@ def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None
         (both, {"x_scales": tensor("float32", 4, 3)}, "x_scales.shape[0] must be 5"),
         (both_of_experts, {"x": tensor("uint8", 2, COLUMNS)}, "x.shape[0] must be 1"),
         (both_of_experts, {"plain": tensor("bfloat16", 1, 299)}, "plain.shape[1] must be 300"),
+        (both_of_experts_rows, {"x": tensor("uint8", 1, COLUMNS)}, "x.shape[0] must be 5"),
+        (both_of_experts_rows, {"starts": tensor("int32", 3)}, "weight.shape[0]"),
     ],
 )
 def test_what_does_not_fit_is_named(op: Any, changed: dict[str, Any], message: str) -> None:

@@ -79,7 +79,7 @@ constexpr Product Plain(Product product) {
 }
 
 // Reads `plain` of what has it, x, x_scales, then `row` and `starts` of what has them, weight,
-// weight_scales, out, `known` of plain rows' experts.
+// weight_scales, out, `known` of plain rows' experts that take one row several times.
 void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledWay* way = nullptr) {
   const auto [is_gated, has_row, has_experts, is_plain] = product;
   std::optional<TensorView> plain;
@@ -90,7 +90,8 @@ void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledW
   if (has_experts) starts = args.Tensor("starts");
   const TensorView weight = args.Tensor("weight"), weight_scales = args.Tensor("weight_scales");
   const TensorView out = args.Tensor("out");
-  const bool is_known = is_plain && has_experts && args.Int("known") != 0;
+  // An expert's second product comes behind the first.
+  const bool is_known = is_plain && has_experts && (!has_row || args.Int("known") != 0);
   const Call call(out, "out");
   const TensorView& given = plain ? *plain : x;  // what x's rows are told by
   Checked(given, plain ? "plain" : "x").HasRank(2);
@@ -142,6 +143,7 @@ void RunScaledMatmulBy(ArgumentReader args) { RunProductBy(args, kMatmul); }
 void RunQuantiseMatmul(ArgumentReader args) { RunProduct(args, Plain(kMatmul)); }
 void RunQuantiseGateUpSilu(ArgumentReader args) { RunProduct(args, Plain(kGateUp)); }
 void RunQuantiseExpertGateUpSilu(ArgumentReader args) { RunProduct(args, Plain(kExpertsGateUp)); }
+void RunQuantiseExpertMatmul(ArgumentReader args) { RunProduct(args, Plain(kExperts)); }
 
 void RunScaledGateUpSilu(ArgumentReader args) { RunProduct(args, kGateUp); }
 void RunScaledGateUpSiluBy(ArgumentReader args) { RunProductBy(args, kGateUp); }
@@ -159,6 +161,7 @@ BATON_EXPORT_CUDA(cuda_quantise_rows, 3, RunQuantiseRows)
 BATON_EXPORT_CUDA(cuda_quantise_matmul, 6, RunQuantiseMatmul)
 BATON_EXPORT_CUDA(cuda_quantise_gate_up_silu, 6, RunQuantiseGateUpSilu)
 BATON_EXPORT_CUDA(cuda_quantise_expert_gate_up_silu, 9, RunQuantiseExpertGateUpSilu)
+BATON_EXPORT_CUDA(cuda_quantise_expert_matmul, 7, RunQuantiseExpertMatmul)
 BATON_EXPORT_CUDA(cuda_scaled_matmul, 5, RunScaledMatmul)
 BATON_EXPORT_CUDA(cuda_scaled_matmul_by, 6, RunScaledMatmulBy)
 BATON_EXPORT_CUDA(cuda_scaled_gate_up_silu, 5, RunScaledGateUpSilu)

@@ -5,7 +5,8 @@
 //
 // A tile is 32 of the weight's rows. A warp takes ranges in turn, of one tile after the other; the
 // sums of all ranges of a tile lie in shared memory until one warp adds them up in order, while the
-// others go on with the next. Of experts each row of the output is a tile's.
+// others go on with the next. Of experts each row of the output is a tile's. Where each of these
+// has a row of x of its own, a block has tiles that follow each other, of two rows at most.
 #ifndef BATON_OPS_SCALED_ROW_CUH_
 #define BATON_OPS_SCALED_ROW_CUH_
 
@@ -16,6 +17,7 @@ namespace baton_ops::cuda {
 
 constexpr int kRowScaledWarps = 16, kRowScaledThreads = kRowScaledWarps * kWarp;
 constexpr int kMostRowPairs = 64;       // rows of the output, of experts
+constexpr int kMostOwnRows = 8;         // of x, a token's
 constexpr int kMostRowColumns = 12288;  // of x
 constexpr int kRowScaledQuad = 4;       // columns of a range that a lane quantises
 constexpr int kMostRangesOfWarp = kMostRowColumns / kScaledRange / kRowScaledWarps;
@@ -29,27 +31,38 @@ struct RowScaledWay {
   static constexpr int kStageBytes = kFewScaledColumns * kScaledRange;
   static constexpr int kScaleBytes = kFewScaledColumns * int{sizeof(float)};
   static constexpr int kWarpBytes = kStages * (kStageBytes + kScaleBytes);
-  // Of a range: two tiles' sums, and the row's numbers as halves and their scale.
-  static constexpr int kRangeBytes = 2 * kScaleBytes + 2 * kScaledRange + int{sizeof(float)};
-  static constexpr int SharedBytes(int ranges) {
-    return kRowScaledWarps * kWarpBytes + ranges * kRangeBytes;
+  // Of a range: two tiles' sums, and of each row numbers as halves and their scale.
+  static constexpr int SharedBytes(int ranges, int rows) {
+    const int of_row = 2 * kScaledRange + int{sizeof(float)};
+    return kRowScaledWarps * kWarpBytes + ranges * (2 * kScaleBytes + rows * of_row);
   }
 };
 
-// Where tiles are: of the output's rows from `first` to `end`. `expert_of`: of each of these, where
-// there are experts.
+// What rows are made of.
+template <class Out>
+struct RowScaledRows {
+  const Out* x;
+  int64_t stride;  // from one row of the output's to the next one's; 0 where all have one
+  int chunk;       // how many tiles a block has, where rows are several
+  // Where experts' rows begin was written before the kernel before this one let it start.
+  bool are_starts_early;
+};
+
+// Where the block's tiles are: of the output's rows from `first` to `last`. `expert_of`: of each of
+// these, where there are experts.
 template <class Way>
 struct RowScaledTiles {
   const ScaledParams<typename Way::Out>& in;
   const int* expert_of;
-  int first, columns, count;
+  int first, columns, begin, step, end;
   __device__ RowScaledTiles(const ScaledParams<typename Way::Out>& in, const int* expert_of,
-                            int first, int end)
-      : in(in),
-        expert_of(expert_of),
-        first(first),
-        columns(in.out_columns / Way::kOutColumns),
-        count(columns * (end - first)) {}
+                            int first, int last, int chunk)
+      : in(in), expert_of(expert_of), first(first), columns(in.out_columns / Way::kOutColumns) {
+    const int count = columns * (last - first), block = blockIdx.x;
+    begin = chunk > 0 ? block * chunk : block;
+    step = chunk > 0 ? 1 : gridDim.x;
+    end = chunk > 0 ? min(count, begin + chunk) : count;
+  }
   __device__ __forceinline__ int Row(int tile) const { return first + tile / columns; }
   __device__ __forceinline__ int Column(int tile) const {
     return tile % columns * Way::kOutColumns;
@@ -66,13 +79,13 @@ template <class Way>
 class RowScaledFeed {
  public:
   __device__ RowScaledFeed(const RowScaledTiles<Way>& tiles, uint8_t* stages)
-      : tiles_(tiles), stages_(stages), tile_(blockIdx.x), range_(threadIdx.x / kWarp) {
+      : tiles_(tiles), stages_(stages), tile_(tiles.begin), range_(threadIdx.x / kWarp) {
     Find();
     GoOn();
   }
   // Begins to copy the next range, if there is one; counts it in any case.
   __device__ __forceinline__ void Copy() {
-    if (tile_ < tiles_.count) {
+    if (tile_ < tiles_.end) {
       const ScaledParams<typename Way::Out>& in = tiles_.in;
       const int lane = threadIdx.x % kWarp, row = lane / 8;
       const uint8_t* from = row_ + range_ * kScaledRange;
@@ -99,12 +112,12 @@ class RowScaledFeed {
     if (range_ < tiles_.in.groups) return;
     while (range_ >= tiles_.in.groups) {
       range_ -= tiles_.in.groups;
-      tile_ += gridDim.x;
+      tile_ += tiles_.step;
     }
     Find();
   }
   __device__ __forceinline__ void Find() {
-    if (tile_ >= tiles_.count) return;
+    if (tile_ >= tiles_.end) return;
     const ScaledParams<typename Way::Out>& in = tiles_.in;
     const int lane = threadIdx.x % kWarp;
     const int64_t first = tiles_.WeightRow(tile_);
@@ -121,24 +134,26 @@ class RowScaledFeed {
   const float* scale_ = nullptr;  // of the lane's row
 };
 
-// The row as halves, in its own order, and its scales, by a block. Loads come before what is made
-// of them.
+// The row as halves, in its own order, and its scales, by a block: so many ranges, of which those
+// from `ranges` on are of the next row. Loads come before what is made of them.
 template <class E>
-__device__ __forceinline__ void QuantiseRow(const E* x, int ranges, uint16_t* halves,
-                                            float* scales) {
+__device__ __forceinline__ void QuantiseRows(const E* x, int64_t stride, int ranges, int count,
+                                             uint16_t* halves, float* scales) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   Packed<E, kRowScaledQuad> fours[kMostRangesOfWarp] = {};
 #pragma unroll
   for (int i = 0; i < kMostRangesOfWarp; ++i) {
-    const int at = (warp + i * kRowScaledWarps) * kScaledRange + lane * kRowScaledQuad;
-    if (at < ranges * kScaledRange) {
-      fours[i] = *reinterpret_cast<const Packed<E, kRowScaledQuad>*>(x + at);
+    const int range = warp + i * kRowScaledWarps;
+    if (range < count) {
+      const E* row = range < ranges ? x : x + stride - ranges * kScaledRange;
+      const E* from = row + range * kScaledRange + lane * kRowScaledQuad;
+      fours[i] = *reinterpret_cast<const Packed<E, kRowScaledQuad>*>(from);
     }
   }
 #pragma unroll
   for (int i = 0; i < kMostRangesOfWarp; ++i) {
     const int range = warp + i * kRowScaledWarps;
-    if (range >= ranges) break;
+    if (range >= count) break;
     float largest = 0.0f;
 #pragma unroll
     for (int j = 0; j < kRowScaledQuad; ++j) {
@@ -162,13 +177,14 @@ class RowScaledBlock {
  public:
   using Out = typename Way::Out;
 
-  __device__ RowScaledBlock(const RowScaledTiles<Way>& tiles, uint8_t* memory)
+  // `rows`: how many of x there is room for.
+  __device__ RowScaledBlock(const RowScaledTiles<Way>& tiles, int rows, uint8_t* memory)
       : tiles_(tiles),
         ranges_(tiles.in.groups),
         mine_(memory + warp_ * Way::kWarpBytes),
         partial_(reinterpret_cast<float*>(memory + kRowScaledWarps * Way::kWarpBytes)),
         halves_(reinterpret_cast<uint16_t*>(partial_ + 2 * ranges_ * kFewScaledColumns)),
-        scales_(reinterpret_cast<float*>(halves_ + ranges_ * kScaledRange)),
+        scales_(reinterpret_cast<float*>(halves_ + rows * ranges_ * kScaledRange)),
         feed_(tiles, mine_) {}
 
   __device__ __forceinline__ void Begin() {
@@ -176,22 +192,26 @@ class RowScaledBlock {
     for (int i = 0; i < Way::kStages; ++i) feed_.Copy();
   }
 
-  // x: what the row is made of.
-  __device__ __forceinline__ void Run(const Out* x) {
+  __device__ __forceinline__ void Run(const RowScaledRows<Out>& rows) {
     // Of its first tile a warp has the ranges that it has quantised itself; of others', all meet
     // before.
-    QuantiseRow(x, ranges_, halves_, scales_);
+    const bool has_own = rows.stride != 0;
+    const int first = has_own ? tiles_.Row(tiles_.begin) : 0;
+    const int count = has_own ? tiles_.Row(tiles_.end - 1) - first + 1 : 1;
+    QuantiseRows(rows.x + first * rows.stride, rows.stride, ranges_, count * ranges_, halves_,
+                 scales_);
     __syncwarp();
     int range = warp_, stage = 0, adder = 0, buffer = 0;
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < tiles_.count; tile += gridDim.x) {
+    for (int tile = tiles_.begin; tile < tiles_.end; tile += tiles_.step) {
+      const int before = has_own ? (tiles_.Row(tile) - first) * ranges_ : 0;
 #pragma unroll 1
       for (; range < ranges_; range += kRowScaledWarps) {
         AwaitCopies<Way::kStages - 1>();
         __syncwarp();
         FewScaledSums sums = {};
-        Multiply(stage, range, sums);
-        Put(stage, range, buffer, sums);
+        Multiply(stage, before + range, sums);
+        Put(stage, range, scales_[before + range], buffer, sums);
         __syncwarp();  // all have read the stage
         feed_.Copy();
         stage = stage + 1 == Way::kStages ? 0 : stage + 1;
@@ -224,13 +244,12 @@ class RowScaledBlock {
 
   // Of a product's columns, which are all the one row, the first's sums: by the row's scale, then
   // by the weight's.
-  __device__ __forceinline__ void Put(int stage, int range, int buffer,
+  __device__ __forceinline__ void Put(int stage, int range, float scale, int buffer,
                                       const FewScaledSums& sums) const {
     if (lane_ % 4 != 0) return;
     const uint8_t* from = mine_ + Way::kStages * Way::kStageBytes + stage * Way::kScaleBytes;
     const auto weight = reinterpret_cast<const Packed<float, 4>*>(from)[lane_ / 4];
     float* to = partial_ + (buffer * ranges_ + range) * kFewScaledColumns + lane_ / 4;
-    const float scale = scales_[range];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       to[i * 8] = __fmul_rn(__fmul_rn(sums[i / 2][i % 2 * 2], scale), weight.at[i]);
@@ -267,34 +286,33 @@ class RowScaledBlock {
   RowScaledFeed<Way> feed_;
 };
 
-// Grid: as many blocks as there are multiprocessors, or tiles. `x`: the row, on 16 bytes. in.groups
-// are ranges; a tile's columns are all there. in.x is not read. `are_starts_early`: where experts'
-// rows begin was written before the kernel before this one let it start.
+// Grid: as many blocks as there are multiprocessors, or tiles. x begins on 16 bytes, and so do
+// its rows. in.groups are ranges; a tile's columns are all there. in.x is not read.
 template <class Way>
 __global__ void __launch_bounds__(kRowScaledThreads, 1)
-    RowScaledKernel(ScaledParams<typename Way::Out> in, const typename Way::Out* x,
-                    bool are_starts_early) {
+    RowScaledKernel(ScaledParams<typename Way::Out> in, RowScaledRows<typename Way::Out> rows) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ int expert_of[kMostRowPairs];
-  const bool has_experts = in.starts != nullptr, waits_first = has_experts && !are_starts_early;
-  int first = 0, end = in.rows;
+  const bool has_experts = in.starts != nullptr;
+  const bool waits_first = has_experts && !rows.are_starts_early;
+  int first = 0, last = in.rows;
   if (waits_first) WaitForEarlierGrids();
   if (has_experts) {
-    end = min(end, __ldcg(in.starts + in.experts));
-    first = min(end, __ldcg(in.starts));
+    last = min(last, __ldcg(in.starts + in.experts));
+    first = min(last, __ldcg(in.starts));
 #pragma unroll 1
     for (int e = threadIdx.x; e < in.experts; e += kRowScaledThreads) {
-      const int next = min(end, __ldcg(in.starts + e + 1));
+      const int next = min(last, __ldcg(in.starts + e + 1));
       for (int i = __ldcg(in.starts + e); i < next; ++i) expert_of[i] = e;
     }
     __syncthreads();
   }
-  const RowScaledTiles<Way> tiles(in, expert_of, first, end);
-  RowScaledBlock<Way> block(tiles, memory);
+  const RowScaledTiles<Way> tiles(in, expert_of, first, last, rows.chunk);
+  RowScaledBlock<Way> block(tiles, rows.chunk > 0 ? 2 : 1, memory);
   block.Begin();
   if (!waits_first) WaitForEarlierGrids();
   LetNextGridStart();
-  block.Run(x);
+  if (tiles.begin < tiles.end) block.Run(rows);
 }
 
 }  // namespace baton_ops::cuda

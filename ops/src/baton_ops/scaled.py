@@ -125,3 +125,18 @@ def quantise_expert_gate_up_silu_into(
     """
     run = launch("cuda_quantise_expert_gate_up_silu")
     run(plain, x, x_scales, row, starts, weight, weight_scales, out, int(known))
+
+
+def quantise_expert_matmul_into(
+    plain: Tensor,
+    x: Tensor,
+    x_scales: Tensor,
+    starts: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    out: Tensor,
+) -> None:
+    """As `quantise_matmul_into`, of `scaled_expert_matmul_into`, which reads `starts` as early: of
+    up to eight rows a kernel for Hopper does without x, x_scales.
+    """
+    launch("cuda_quantise_expert_matmul")(plain, x, x_scales, starts, weight, weight_scales, out)

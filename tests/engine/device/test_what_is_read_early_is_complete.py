@@ -71,10 +71,10 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
 READ_EARLY_OF_FEW: dict[str, Callable[..., Any]] = {
     "expert_matmul": lambda x, starts, weight, out: (starts, weight),
     "expert_gate_up_silu": lambda x, starts, weight, out, known: (starts, weight) if known else (),
-    "scaled_expert_matmul": lambda x, starts, weight, out: (starts, weight),
     "quantise_expert_gate_up_silu": lambda x, room, row, starts, weight, out, known: (
         (starts, weight) if known else ()
     ),
+    "quantise_expert_matmul": lambda x, room, starts, weight, out: (starts, weight),
 }
 """Of many rows nothing is."""
 
@@ -85,6 +85,9 @@ WRITES: dict[str, Callable[..., Any]] = {
     "quantise": lambda x, out: out,
     "quantise_matmul": lambda x, room, weight, out: (room, out),
     "quantise_gate_up_silu": lambda x, room, weight, out: (room, out),
+    "scaled_expert_gate_up_silu": lambda x, row, starts, weight, out: out,
+    "quantise_expert_gate_up_silu": lambda x, room, row, starts, weight, out, known: (room, out),
+    "quantise_expert_matmul": lambda x, room, starts, weight, out: (room, out),
     "add_norm": lambda x, residual, weight, eps, out: (residual, out),
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (kv, query),
     "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (out, scratch),
@@ -275,7 +278,7 @@ def test_nor_does_one_of_a_quantised_model(make_checkpoint: Callable[..., Any]) 
     launches = launches_of_an_engine(folder)
     called = {name for name, _ in launches}
     assert {"quantise", "scaled_matmul", "scaled_gate_up_silu", "rope_store"} <= called
-    assert {"scaled_expert_gate_up_silu", "scaled_expert_matmul"} <= called
+    assert {"scaled_expert_gate_up_silu", "quantise_expert_matmul"} <= called
     of_one = {"quantise_matmul", "quantise_gate_up_silu", "quantise_expert_gate_up_silu"}
     assert of_one <= called
     assert conflicts(launches) == []
@@ -362,11 +365,11 @@ def test_an_experts_second_product_of_fp8_right_behind_the_choice_would_be_found
     quantise_folder(folder, with_drafts=True)
     launches = launches_of_an_engine(folder)
     names = [name for name, _ in launches]
-    at = names.index("scaled_expert_matmul")
-    assert names[at - 2 : at] == ["quantise_expert_gate_up_silu", "quantise"]
+    at = names.index("quantise_expert_matmul")
+    assert names[at - 1] == "quantise_expert_gate_up_silu"
     routed = launches[names.index("norm_route")]
     moved = [*launches[:at], routed, *launches[at:]]
-    assert {*conflicts(moved)} == {"scaled_expert_matmul behind norm_route"}
+    assert {*conflicts(moved)} == {"quantise_expert_matmul behind norm_route"}
     assert conflicts(moved, "many") == []
 
 

@@ -356,3 +356,26 @@ def test_tokens_quantised_on_the_way_have_the_bits_of_their_experts(
         out.fill_(torch.nan)
         scaled.quantise_expert_gate_up_silu_into(x, *room, row, starts, *gate_up, out)
         assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("pairs", [1, 8, 9])
+@pytest.mark.parametrize(("width", "hidden"), [(1408, 4096), (768, 2048), (384, 72)])
+def test_pairs_quantised_on_the_way_have_the_bits_of_their_experts(
+    torch: ModuleType, width: int, hidden: int, pairs: int
+) -> None:
+    """Of one token, and of more rows than that has."""
+    experts = 40
+    down = grouped(torch, experts * hidden, width, False, 0.05)
+    choice = torch.rand(experts, device="cuda").topk(pairs).indices
+    counts = torch.bincount(choice, minlength=experts).cumsum(0)
+    starts = torch.cat([torch.zeros(1, device="cuda"), counts]).int()
+    room = grouped(torch, pairs, width, False, has_halves=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(pairs, width, device="cuda").to(dtype)
+        out = torch.full((pairs, hidden), torch.nan, device="cuda", dtype=dtype)
+        wanted = both_steps(torch, x, room, scaled.scaled_expert_matmul_into, starts, *down, out)
+        assert bool(wanted.isfinite().all())
+        for _ in range(20):
+            out.fill_(torch.nan)
+            scaled.quantise_expert_matmul_into(x, *room, starts, *down, out)
+            assert torch.equal(out, wanted)

@@ -38,14 +38,14 @@ Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t 
                                    : ScaledTurned(by, in, call.out, call.type, processors, nullptr);
 }
 
-// Of a row that is not quantised yet.
-Error host_scaled_row(const int64_t* words, const void* plain, int processors, int64_t weight_rows,
-                      bool is_known) {
+// Of rows that are not quantised yet.
+Error host_scaled_row(const int64_t* words, const void* plain, int64_t plain_rows, int processors,
+                      int64_t weight_rows, bool is_known) {
   ScaledCall call(words);
   ScaledMatmulInput& in = call.in;
   const int64_t of_element = call.type == ElementType::kFloat32 ? 4 : 2;
   in.plain = {const_cast<void*>(plain), in.in};
-  in.plain_rows = 1;
+  in.plain_rows = plain_rows;
   in.are_starts_known = is_known;
   const auto range = [](const void* begin, int64_t bytes) {
     const auto first = static_cast<const char*>(begin);
@@ -55,7 +55,7 @@ Error host_scaled_row(const int64_t* words, const void* plain, int processors, i
   host_cuda::readable = {range(in.weight.values, weight_rows * in.in),
                          range(in.weight.scales, weight_rows * groups * int64_t{sizeof(float)})};
   host_cuda::Late late;
-  late.Hide(plain, in.in * of_element);
+  late.Hide(plain, plain_rows * in.in * of_element);
   if (in.experts > 0 && !is_known) {
     late.Hide(in.starts, (in.experts + 1) * int64_t{sizeof(int32_t)});
   }

@@ -200,14 +200,14 @@ class HostTurned:
         processors: int = 3,
         known: bool = False,
     ) -> None:
-        """Multiply a row E[1, K] that the kernel quantises itself; of experts all rows are it.
-        `known`: `starts` are there before it waits.
+        """Multiply a row E[1, K] that the kernel quantises itself; of experts all rows are it, or
+        x E[N, K] has as many. `known`: `starts` are there before it waits.
         """
         nothing = ScaledRows(np.empty(0, np.uint8), np.empty(0, np.float32))
         words = _product(nothing, weight, group, out, is_gated, None, starts)
         n_weight_rows = ctypes.c_int64(len(weight.values))
-        row = ctypes.c_void_p(x.ctypes.data)
-        _check(self._library.host_scaled_row(words, row, processors, n_weight_rows, known))
+        rows = ctypes.c_void_p(x.ctypes.data), ctypes.c_int64(len(x))
+        _check(self._library.host_scaled_row(words, *rows, processors, n_weight_rows, known))
 
 
 def _product(

@@ -112,12 +112,6 @@ class NumpyScaledKernels:
         """See `ScaledKernels.scaled_expert_gate_up_silu`."""
         self._launch(gated_by_expert, x, row, starts, weight, out)
 
-    def scaled_expert_matmul(
-        self, x: Scaled, starts: NumpyTensor, weight: Scaled, out: NumpyTensor
-    ) -> None:
-        """See `ScaledKernels.scaled_expert_matmul`."""
-        self._launch(by_expert, x, None, starts, weight, out)
-
     def quantise_matmul(
         self, x: NumpyTensor, room: Scaled, weight: Scaled, out: NumpyTensor
     ) -> None:
@@ -147,4 +141,12 @@ class NumpyScaledKernels:
         """See `ScaledKernels.quantise_expert_gate_up_silu`; what room holds then is broken."""
         self._launch(quantise, x, room)
         self._launch(gated_by_expert, room, row, starts, weight, out)
+        self._launch(break_rows, room)
+
+    def quantise_expert_matmul(
+        self, x: NumpyTensor, room: Scaled, starts: NumpyTensor, weight: Scaled, out: NumpyTensor
+    ) -> None:
+        """See `ScaledKernels.quantise_expert_matmul`; what room holds then is broken."""
+        self._launch(quantise, x, room)
+        self._launch(by_expert, room, None, starts, weight, out)
         self._launch(break_rows, room)

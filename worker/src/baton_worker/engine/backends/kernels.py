@@ -317,10 +317,6 @@ class OpsKernels:
         """See `ScaledKernels.scaled_expert_gate_up_silu`."""
         scaled.scaled_expert_gate_up_silu_into(*x, row, starts, *weight, out)
 
-    def scaled_expert_matmul(self, x: Scaled, starts: Tensor, weight: Scaled, out: Tensor) -> None:
-        """See `ScaledKernels.scaled_expert_matmul`."""
-        scaled.scaled_expert_matmul_into(*x, starts, *weight, out)
-
     def quantise_matmul(self, x: Tensor, room: Scaled, weight: Scaled, out: Tensor) -> None:
         """See `ScaledKernels.quantise_matmul`."""
         scaled.quantise_matmul_into(x, *room, *weight, out)
@@ -342,6 +338,12 @@ class OpsKernels:
         """See `ScaledKernels.quantise_expert_gate_up_silu`."""
         run = scaled.quantise_expert_gate_up_silu_into
         run(x, *room, row, starts, *weight, out, known=known)
+
+    def quantise_expert_matmul(
+        self, x: Tensor, room: Scaled, starts: Tensor, weight: Scaled, out: Tensor
+    ) -> None:
+        """See `ScaledKernels.quantise_expert_matmul`."""
+        scaled.quantise_expert_matmul_into(x, *room, starts, *weight, out)
 
 
 def _without_code(why: str) -> str:

@@ -146,8 +146,8 @@ class Products:
     ) -> None:
         """out E[N * C, H]: `matmul` of each place's row of x E[N * C, I]."""
         if isinstance(weight, Scaled):
-            scaled = self._quantised(x, weight, room.pairs if room else None)
-            self._kernels.scaled_expert_matmul(scaled, routes.starts, weight, out)
+            scaled = self._room(x, weight, room.pairs if room else None)
+            self._kernels.quantise_expert_matmul(x, scaled, routes.starts, weight, out)
         else:
             self._kernels.expert_matmul(x, routes.starts, weight, out)
 

@@ -61,11 +61,12 @@ class ScaledKernels(Protocol):
         i32[N * C] names, and of its expert's rows of `weight` [X * 2 I, H].
         """
 
-    def scaled_expert_matmul(self, x: Scaled, starts: Tensor, weight: Scaled, out: Tensor) -> None:
-        """out E[N * C, H]: of each place `scaled_matmul` of its row of x [N * C, I] and of its
-        expert's rows of `weight` [X * H, I]. Called behind `scaled_expert_gate_up_silu`, of
-        one token behind `quantise_expert_gate_up_silu`, with the same `starts`, which it reads
-        early; `quantise` may come between.
+    def quantise_expert_matmul(
+        self, x: Tensor, room: Scaled, starts: Tensor, weight: Scaled, out: Tensor
+    ) -> None:
+        """out E[N * C, H]: of each place `quantise_matmul` of its row of x E[N * C, I] and of its
+        expert's rows of `weight` [X * H, I]. Called behind `scaled_expert_gate_up_silu`, of one
+        token behind `quantise_expert_gate_up_silu`, with the same `starts`, which it reads early.
         """
 
     def quantise_matmul(self, x: Tensor, room: Scaled, weight: Scaled, out: Tensor) -> None:
