@@ -10,7 +10,7 @@
 #ifndef BATON_OPS_SCALED_ROW_CUH_
 #define BATON_OPS_SCALED_ROW_CUH_
 
-#include "baton_ops/quantise.cuh"
+#include "baton_ops/row_quantise.cuh"
 #include "baton_ops/scaled_few.cuh"
 
 namespace baton_ops::cuda {
@@ -19,7 +19,6 @@ constexpr int kRowScaledWarps = 16, kRowScaledThreads = kRowScaledWarps * kWarp;
 constexpr int kMostRowPairs = 64;       // rows of the output, of experts
 constexpr int kMostOwnRows = 8;         // of x, a token's
 constexpr int kMostRowColumns = 12288;  // of x
-constexpr int kRowScaledQuad = 4;       // columns of a range that a lane quantises
 constexpr int kMostRangesOfWarp = kMostRowColumns / kScaledRange / kRowScaledWarps;
 
 template <class OutOf, bool kGatedOf>
@@ -134,44 +133,6 @@ class RowScaledFeed {
   const float* scale_ = nullptr;  // of the lane's row
 };
 
-// The row as halves, in its own order, and its scales, by a block: so many ranges, of which those
-// from `ranges` on are of the next row. Loads come before what is made of them.
-template <class E>
-__device__ __forceinline__ void QuantiseRows(const E* x, int64_t stride, int ranges, int count,
-                                             uint16_t* halves, float* scales) {
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  Packed<E, kRowScaledQuad> fours[kMostRangesOfWarp] = {};
-#pragma unroll
-  for (int i = 0; i < kMostRangesOfWarp; ++i) {
-    const int range = warp + i * kRowScaledWarps;
-    if (range < count) {
-      const E* row = range < ranges ? x : x + stride - ranges * kScaledRange;
-      const E* from = row + range * kScaledRange + lane * kRowScaledQuad;
-      fours[i] = *reinterpret_cast<const Packed<E, kRowScaledQuad>*>(from);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kMostRangesOfWarp; ++i) {
-    const int range = warp + i * kRowScaledWarps;
-    if (range >= count) break;
-    float largest = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kRowScaledQuad; ++j) {
-      largest = LargerOrNan(largest, fabsf(ToFloat(fours[i].at[j])));
-    }
-    const float scale = __fdiv_rn(LargestOfWarp(largest), kLargestE4m3);
-    uint32_t numbers = 0;
-#pragma unroll
-    for (int j = 0; j < kRowScaledQuad; ++j) {
-      numbers |= static_cast<uint32_t>(Quantised(fours[i].at[j], scale).bits) << 8 * j;
-    }
-    const Packed<uint32_t, 2> pairs{HalvesOf(numbers), HalvesOf(numbers >> 16)};
-    uint16_t* to = halves + range * kScaledRange + lane * kRowScaledQuad;
-    *reinterpret_cast<Packed<uint32_t, 2>*>(to) = pairs;
-    if (lane == 0) scales[range] = scale;
-  }
-}
-
 template <class Way>
 class RowScaledBlock {
  public:
@@ -198,8 +159,8 @@ class RowScaledBlock {
     const bool has_own = rows.stride != 0;
     const int first = has_own ? tiles_.Row(tiles_.begin) : 0;
     const int count = has_own ? tiles_.Row(tiles_.end - 1) - first + 1 : 1;
-    QuantiseRows(rows.x + first * rows.stride, rows.stride, ranges_, count * ranges_, halves_,
-                 scales_);
+    QuantiseRows<kRowScaledWarps, kMostRangesOfWarp>(rows.x + first * rows.stride, rows.stride,
+                                                     ranges_, count * ranges_, halves_, scales_);
     __syncwarp();
     int range = warp_, stage = 0, adder = 0, buffer = 0;
 #pragma unroll 1

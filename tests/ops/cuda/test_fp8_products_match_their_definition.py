@@ -379,3 +379,20 @@ def test_pairs_quantised_on_the_way_have_the_bits_of_their_experts(
             out.fill_(torch.nan)
             scaled.quantise_expert_matmul_into(x, *room, starts, *down, out)
             assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("exponent", [-146, -140, -127, -100, -80, 0, 80, 100])
+def test_a_row_on_the_way_is_quantised_alike_however_small_or_large(
+    torch: ModuleType, exponent: int
+) -> None:
+    """Also where a scale is no normal number, and where its reciprocal is none."""
+    weight = grouped(torch, 64, 1408, False, 0.02)
+    room = grouped(torch, 1, 1408, False, has_halves=True)
+    x = torch.randn(1, 1408, device="cuda", dtype=torch.float64) * 2.0**exponent
+    for dtype in (torch.float32, torch.bfloat16):
+        given = x.to(dtype)
+        out = torch.full((1, 64), torch.nan, device="cuda")
+        out = out.to(dtype)
+        wanted = both_steps(torch, given, room, scaled.scaled_matmul_into, *weight, out)
+        scaled.quantise_matmul_into(given, *room, *weight, out)
+        assert torch.equal(out, wanted)

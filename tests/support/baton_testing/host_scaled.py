@@ -54,6 +54,7 @@ _OF_MMA = {
     "mul.rn.f16x2 %0, %1, %2;": "MultiplyHalves",
     "cvt.rn.f16x2.f32 %0, %1, %2;": "NotCalled",
     "cvt.rn.f16x2.e4m3x2 %0, %1;": "NotCalled",
+    "cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;": "NotCalled",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
     "{%0,%1,%2,%3};": "NotCalled",
 }
