@@ -108,7 +108,7 @@ def both_of_experts(**changed: Any) -> None:
         "weight_scales": tensor("float32", EXPERTS * 2 * OUTPUTS, 3),
         "out": tensor("bfloat16", ROWS, OUTPUTS),
     } | changed
-    scaled.quantise_expert_gate_up_silu_into(*given.values(), known=True)
+    scaled.quantise_expert_gate_up_silu_into(*given.values())
 
 
 def both_of_experts_rows(**changed: Any) -> None:
@@ -122,6 +122,19 @@ def both_of_experts_rows(**changed: Any) -> None:
         "out": tensor("bfloat16", ROWS, OUTPUTS),
     } | changed
     scaled.quantise_expert_matmul_into(*given.values())
+
+
+def beside_experts(**changed: Any) -> None:
+    """Their second product, and that of what all share."""
+    given = {
+        "beside_plain": tensor("bfloat16", 1, COLUMNS),
+        "beside_x": tensor("uint8", 1, COLUMNS),
+        "beside_x_scales": tensor("float32", 1, 3),
+        "beside_weight": tensor("uint8", OUTPUTS, COLUMNS),
+        "beside_weight_scales": tensor("float32", OUTPUTS, 3),
+        "beside_out": tensor("bfloat16", 1, OUTPUTS),
+    } | changed
+    both_of_experts_rows(beside=tuple(given.values()))
 
 
 WITH_HALVES = {
@@ -156,6 +169,7 @@ WHOLE = {
         (both, {}),
         (both_of_experts, {}),
         (both_of_experts_rows, {}),
+        (beside_experts, {}),
     ],
 )
 def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None:
@@ -200,6 +214,11 @@ def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None
         (both_of_experts, {"plain": tensor("bfloat16", 1, 299)}, "plain.shape[1] must be 300"),
         (both_of_experts_rows, {"x": tensor("uint8", 1, COLUMNS)}, "x.shape[0] must be 5"),
         (both_of_experts_rows, {"starts": tensor("int32", 3)}, "weight.shape[0]"),
+        (beside_experts, {"beside_x": None}, "beside_x"),
+        (beside_experts, {"beside_plain": tensor("float32", 1, COLUMNS)}, "beside_plain"),
+        (beside_experts, {"beside_plain": tensor("bfloat16", 2, COLUMNS)}, "beside_plain.shape[0]"),
+        (beside_experts, {"beside_weight": tensor("uint8", 80, COLUMNS)}, "beside_weight.shape[0]"),
+        (beside_experts, {"beside_out": tensor("bfloat16", 1, 39)}, "beside_out.shape[1]"),
     ],
 )
 def test_what_does_not_fit_is_named(op: Any, changed: dict[str, Any], message: str) -> None:

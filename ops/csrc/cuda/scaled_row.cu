@@ -17,8 +17,14 @@ template <class Way>
 Error LaunchWay(const ScaledMatmulInput& in, const Rows& out, int processors, Stream stream) {
   using Out = typename Way::Out;
   const ScaledParams<Out> params = ScaledParamsOf<Out>(in, out);
-  const int64_t columns = in.out / Way::kOutColumns, tiles = in.rows * columns;
-  RowScaledRows<Out> rows{static_cast<const Out*>(in.plain.data), 0, 0, in.are_starts_known};
+  const ScaledBeside& beside = in.beside;
+  const bool has_beside = beside.weight.values != nullptr;
+  const int64_t columns = in.out / Way::kOutColumns;
+  const int64_t tiles = (in.rows + (has_beside ? 1 : 0)) * columns;
+  RowScaledRows<Out> rows{
+      static_cast<const Out*>(in.plain.data), 0, 0, in.are_starts_known,
+      RowScaledBeside<Out>{static_cast<const Out*>(beside.plain.data), beside.weight.values,
+                           beside.weight.scales, static_cast<Out*>(beside.out.data)}};
   int64_t blocks = std::min<int64_t>(tiles, processors);
   if (HasOwnRows(in)) {
     const int64_t chunk = std::min(columns, DivideUp<int64_t>(tiles, processors));
@@ -44,9 +50,14 @@ bool HopperTakesRow(const ScaledMatmulInput& in) {
   const bool fits = in.in % kScaledGroup == 0 && in.in <= most_columns &&
                     in.group == kScaledGroup && in.out % columns == 0 && in.rows <= most_rows;
   const bool is_one = in.plain_rows == 1 && IsOnVector(in.plain.data);
-  const bool is_each = has_own && in.row == nullptr && in.plain_rows == in.rows &&
-                       AreVectors(in.plain, in.in, 4);
-  return fits && (is_one || is_each) && IsOnVector(in.weight.values);
+  const bool is_each =
+      has_own && in.row == nullptr && in.plain_rows == in.rows && AreVectors(in.plain, in.in, 4);
+  const ScaledBeside& beside = in.beside;
+  const bool is_same = has_own || beside.plain.data == in.plain.data;
+  const bool fits_beside =
+      beside.weight.values == nullptr ||
+      (is_same && IsOnVector(beside.plain.data) && IsOnVector(beside.weight.values));
+  return fits && (is_one || is_each) && IsOnVector(in.weight.values) && fits_beside;
 }
 
 Error ScaledRow(const ScaledMatmulInput& in, const Rows& out, ElementType out_type, int processors,

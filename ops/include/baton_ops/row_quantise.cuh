@@ -53,10 +53,10 @@ __device__ __forceinline__ float QuantiseQuad(const Packed<E, kRowQuad>& quad, u
   return scale;
 }
 
-// Rows as halves, in their own order, and their scales, by a block of kWarps: so many ranges, of
-// which those from `ranges` on are of the next row. Loads come before what is made of them.
+// Rows as halves, in their own order, and their scales, by a block of kWarps: `count` ranges, of
+// which those from `ranges` on are of the row `next`. Loads come before what is made of them.
 template <int kWarps, int kMostRanges, class E>
-__device__ __forceinline__ void QuantiseRows(const E* x, int64_t stride, int ranges, int count,
+__device__ __forceinline__ void QuantiseRows(const E* x, const E* next, int ranges, int count,
                                              uint16_t* halves, float* scales) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   Packed<E, kRowQuad> quads[kMostRanges] = {};
@@ -64,7 +64,7 @@ __device__ __forceinline__ void QuantiseRows(const E* x, int64_t stride, int ran
   for (int i = 0; i < kMostRanges; ++i) {
     const int range = warp + i * kWarps;
     if (range < count) {
-      const E* row = range < ranges ? x : x + stride - ranges * kScaledRange;
+      const E* row = range < ranges ? x : next - ranges * kScaledRange;
       const E* from = row + range * kScaledRange + lane * kRowQuad;
       quads[i] = *reinterpret_cast<const Packed<E, kRowQuad>*>(from);
     }

@@ -6,7 +6,8 @@
 // A tile is 32 of the weight's rows. A warp takes ranges in turn, of one tile after the other; the
 // sums of all ranges of a tile lie in shared memory until one warp adds them up in order, while the
 // others go on with the next. Of experts each row of the output is a tile's. Where each of these
-// has a row of x of its own, a block has tiles that follow each other, of two rows at most.
+// has a row of x of its own, a block has tiles that follow each other, of two rows at most. What
+// all tokens share may be one row more, whose weight is read before it is known who is chosen.
 #ifndef BATON_OPS_SCALED_ROW_CUH_
 #define BATON_OPS_SCALED_ROW_CUH_
 
@@ -37,6 +38,16 @@ struct RowScaledWay {
   }
 };
 
+// A product of one more row, which comes before all others: of as many columns of a weight without
+// experts. Where there is none, weight is null.
+template <class Out>
+struct RowScaledBeside {
+  const Out* x;
+  const uint8_t* weight;
+  const float* weight_scales;
+  Out* out;
+};
+
 // What rows are made of.
 template <class Out>
 struct RowScaledRows {
@@ -45,32 +56,64 @@ struct RowScaledRows {
   int chunk;       // how many tiles a block has, where rows are several
   // Where experts' rows begin was written before the kernel before this one let it start.
   bool are_starts_early;
+  RowScaledBeside<Out> beside;
 };
 
-// Where the block's tiles are: of the output's rows from `first` to `last`. `expert_of`: of each of
-// these, where there are experts.
+// Where the block's tiles are: of the row beside, then of the output's rows. `expert_of`: of each
+// of these, where there are experts.
 template <class Way>
-struct RowScaledTiles {
-  const ScaledParams<typename Way::Out>& in;
-  const int* expert_of;
-  int first, columns, begin, step, end;
-  __device__ RowScaledTiles(const ScaledParams<typename Way::Out>& in, const int* expert_of,
-                            int first, int last, int chunk)
-      : in(in), expert_of(expert_of), first(first), columns(in.out_columns / Way::kOutColumns) {
-    const int count = columns * (last - first), block = blockIdx.x;
-    begin = chunk > 0 ? block * chunk : block;
-    step = chunk > 0 ? 1 : gridDim.x;
-    end = chunk > 0 ? min(count, begin + chunk) : count;
+class RowScaledTiles {
+ public:
+  using Out = typename Way::Out;
+  const ScaledParams<Out>& in;
+  const RowScaledRows<Out>& rows;
+  const int columns, beside, begin, step;
+  int end;  // only of the row beside, until it is known which others there are
+
+  __device__ RowScaledTiles(const ScaledParams<Out>& in, const RowScaledRows<Out>& rows,
+                            const int* expert_of)
+      : in(in),
+        rows(rows),
+        columns(in.out_columns / Way::kOutColumns),
+        beside(rows.beside.weight == nullptr ? 0 : columns),
+        begin(rows.chunk > 0 ? blockIdx.x * rows.chunk : blockIdx.x),
+        step(rows.chunk > 0 ? 1 : gridDim.x),
+        expert_of_(expert_of) {
+    LimitTo(beside);
   }
-  __device__ __forceinline__ int Row(int tile) const { return first + tile / columns; }
+  // The output's rows are from `first` to `last`.
+  __device__ __forceinline__ void SetRows(int first, int last) {
+    first_ = first;
+    LimitTo(beside + columns * (last - first));
+  }
+  __device__ __forceinline__ bool IsBeside(int tile) const { return tile < beside; }
+  // Of those that are not beside.
+  __device__ __forceinline__ int Row(int tile) const { return first_ + (tile - beside) / columns; }
+  // Counts the row beside, too.
+  __device__ __forceinline__ int Nth(int tile) const { return tile / columns; }
   __device__ __forceinline__ int Column(int tile) const {
     return tile % columns * Way::kOutColumns;
   }
-  // The first of the tile's rows of the weight.
+  // The first of the tile's rows of its weight.
   __device__ __forceinline__ int64_t WeightRow(int tile) const {
-    const int expert = in.starts == nullptr ? 0 : expert_of[Row(tile)];
+    const bool is_one = in.starts == nullptr || IsBeside(tile);
+    const int expert = is_one ? 0 : expert_of_[Row(tile)];
     return int64_t{expert} * (Way::kGated ? 2 : 1) * in.out_columns + Column(tile);
   }
+  // What the tile's row is made of.
+  __device__ __forceinline__ const Out* X(int tile) const {
+    return IsBeside(tile) ? rows.beside.x : rows.x + Row(tile) * rows.stride;
+  }
+  __device__ __forceinline__ Out* To(int tile) const {
+    return (IsBeside(tile) ? rows.beside.out : in.out + Row(tile) * in.out_stride) + Column(tile);
+  }
+
+ private:
+  __device__ __forceinline__ void LimitTo(int count) {
+    end = rows.chunk > 0 ? min(count, begin + rows.chunk) : count;
+  }
+  const int* const expert_of_;
+  int first_ = 0;
 };
 
 // What a warp copies of the weight, range after range.
@@ -79,12 +122,14 @@ class RowScaledFeed {
  public:
   __device__ RowScaledFeed(const RowScaledTiles<Way>& tiles, uint8_t* stages)
       : tiles_(tiles), stages_(stages), tile_(tiles.begin), range_(threadIdx.x / kWarp) {
-    Find();
     GoOn();
   }
+  // Whether the next range is one of the row beside.
+  __device__ __forceinline__ bool IsBeside() const { return tiles_.IsBeside(tile_); }
   // Begins to copy the next range, if there is one; counts it in any case.
   __device__ __forceinline__ void Copy() {
     if (tile_ < tiles_.end) {
+      if (tile_ != found_) Find();
       const ScaledParams<typename Way::Out>& in = tiles_.in;
       const int lane = threadIdx.x % kWarp, row = lane / 8;
       const uint8_t* from = row_ + range_ * kScaledRange;
@@ -108,29 +153,31 @@ class RowScaledFeed {
 
  private:
   __device__ __forceinline__ void GoOn() {
-    if (range_ < tiles_.in.groups) return;
     while (range_ >= tiles_.in.groups) {
       range_ -= tiles_.in.groups;
       tile_ += tiles_.step;
     }
-    Find();
   }
   __device__ __forceinline__ void Find() {
-    if (tile_ >= tiles_.end) return;
+    found_ = tile_;
     const ScaledParams<typename Way::Out>& in = tiles_.in;
+    const auto& beside = tiles_.rows.beside;
+    const bool is_beside = IsBeside();
     const int lane = threadIdx.x % kWarp;
     const int64_t first = tiles_.WeightRow(tile_);
     const bool is_up = Way::kGated && lane >= Way::kOutColumns;
     const int behind = is_up ? in.out_columns + lane - Way::kOutColumns : lane;
-    row_ = in.weight + (first + lane / 8) * in.in + lane % 8 * 16;
-    scale_ = in.weight_scales + (first + behind) * in.groups;
+    const uint8_t* weight = is_beside ? beside.weight : in.weight;
+    const float* scales = is_beside ? beside.weight_scales : in.weight_scales;
+    row_ = weight + (first + lane / 8) * in.in + lane % 8 * 16;
+    scale_ = scales + (first + behind) * in.groups;
   }
 
   const RowScaledTiles<Way>& tiles_;
   uint8_t* stages_;
-  int tile_, range_, stage_ = 0;
-  const uint8_t* row_ = nullptr;  // of the weight, the first that the lane copies of
-  const float* scale_ = nullptr;  // of the lane's row
+  int tile_, range_, stage_ = 0, found_ = -1;  // found_: the tile that what follows is of
+  const uint8_t* row_ = nullptr;               // of the weight, the first that the lane copies of
+  const float* scale_ = nullptr;               // of the lane's row
 };
 
 template <class Way>
@@ -148,24 +195,25 @@ class RowScaledBlock {
         scales_(reinterpret_cast<float*>(halves_ + rows * ranges_ * kScaledRange)),
         feed_(tiles, mine_) {}
 
-  __device__ __forceinline__ void Begin() {
+  // Fills the ring, or begins to with the row beside, which is always known.
+  __device__ __forceinline__ void Begin(bool is_known) {
 #pragma unroll 1
-    for (int i = 0; i < Way::kStages; ++i) feed_.Copy();
+    for (; begun_ < Way::kStages && (is_known || feed_.IsBeside()); ++begun_) feed_.Copy();
   }
 
-  __device__ __forceinline__ void Run(const RowScaledRows<Out>& rows) {
+  __device__ __forceinline__ void Run() {
     // Of its first tile a warp has the ranges that it has quantised itself; of others', all meet
     // before.
-    const bool has_own = rows.stride != 0;
-    const int first = has_own ? tiles_.Row(tiles_.begin) : 0;
-    const int count = has_own ? tiles_.Row(tiles_.end - 1) - first + 1 : 1;
-    QuantiseRows<kRowScaledWarps, kMostRangesOfWarp>(rows.x + first * rows.stride, rows.stride,
+    const bool has_own = tiles_.rows.chunk > 0;
+    const int first = has_own ? tiles_.Nth(tiles_.begin) : 0, last = tiles_.end - 1;
+    const int count = has_own ? tiles_.Nth(last) - first + 1 : 1;
+    QuantiseRows<kRowScaledWarps, kMostRangesOfWarp>(tiles_.X(tiles_.begin), tiles_.X(last),
                                                      ranges_, count * ranges_, halves_, scales_);
     __syncwarp();
     int range = warp_, stage = 0, adder = 0, buffer = 0;
 #pragma unroll 1
     for (int tile = tiles_.begin; tile < tiles_.end; tile += tiles_.step) {
-      const int before = has_own ? (tiles_.Row(tile) - first) * ranges_ : 0;
+      const int before = has_own ? (tiles_.Nth(tile) - first) * ranges_ : 0;
 #pragma unroll 1
       for (; range < ranges_; range += kRowScaledWarps) {
         AwaitCopies<Way::kStages - 1>();
@@ -227,8 +275,7 @@ class RowScaledBlock {
   }
 
   __device__ __forceinline__ void Store(int tile, float sum) const {
-    const ScaledParams<Out>& in = tiles_.in;
-    Out* to = in.out + tiles_.Row(tile) * in.out_stride + tiles_.Column(tile) + lane_;
+    Out* to = tiles_.To(tile) + lane_;
     if constexpr (Way::kGated) {
       const float up = __shfl_xor_sync(kEveryLane, sum, Way::kOutColumns);
       if (lane_ < Way::kOutColumns) *to = ScaledGate<Out>(sum, up);
@@ -245,7 +292,22 @@ class RowScaledBlock {
   uint16_t* const halves_;
   float* const scales_;
   RowScaledFeed<Way> feed_;
+  int begun_ = 0;  // copies, before Run
 };
+
+// Tells which rows of the output have experts, and each one's.
+template <class Way>
+__device__ __forceinline__ void FindExperts(RowScaledTiles<Way>& tiles, int* expert_of) {
+  const ScaledParams<typename Way::Out>& in = tiles.in;
+  const int first = __ldcg(in.starts), last = __ldcg(in.starts + in.experts);
+#pragma unroll 1
+  for (int e = threadIdx.x; e < in.experts; e += kRowScaledThreads) {
+    const int from = __ldcg(in.starts + e), next = __ldcg(in.starts + e + 1);
+    for (int i = from; i < min(next, in.rows); ++i) expert_of[i] = e;
+  }
+  tiles.SetRows(min(first, in.rows), min(last, in.rows));
+  __syncthreads();
+}
 
 // Grid: as many blocks as there are multiprocessors, or tiles. x begins on 16 bytes, and so do
 // its rows. in.groups are ranges; a tile's columns are all there. in.x is not read.
@@ -256,24 +318,16 @@ __global__ void __launch_bounds__(kRowScaledThreads, 1)
   __shared__ int expert_of[kMostRowPairs];
   const bool has_experts = in.starts != nullptr;
   const bool waits_first = has_experts && !rows.are_starts_early;
-  int first = 0, last = in.rows;
-  if (waits_first) WaitForEarlierGrids();
-  if (has_experts) {
-    last = min(last, __ldcg(in.starts + in.experts));
-    first = min(last, __ldcg(in.starts));
-#pragma unroll 1
-    for (int e = threadIdx.x; e < in.experts; e += kRowScaledThreads) {
-      const int next = min(last, __ldcg(in.starts + e + 1));
-      for (int i = __ldcg(in.starts + e); i < next; ++i) expert_of[i] = e;
-    }
-    __syncthreads();
-  }
-  const RowScaledTiles<Way> tiles(in, expert_of, first, last, rows.chunk);
+  RowScaledTiles<Way> tiles(in, rows, expert_of);
+  if (!has_experts) tiles.SetRows(0, in.rows);
+  if (has_experts && !waits_first) FindExperts(tiles, expert_of);
   RowScaledBlock<Way> block(tiles, rows.chunk > 0 ? 2 : 1, memory);
-  block.Begin();
-  if (!waits_first) WaitForEarlierGrids();
+  block.Begin(!waits_first);
+  WaitForEarlierGrids();
   LetNextGridStart();
-  if (tiles.begin < tiles.end) block.Run(rows);
+  if (waits_first) FindExperts(tiles, expert_of);
+  block.Begin(true);
+  if (tiles.begin < tiles.end) block.Run();
 }
 
 }  // namespace baton_ops::cuda

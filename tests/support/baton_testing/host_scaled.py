@@ -200,15 +200,23 @@ class HostTurned:
         starts: Array | None = None,
         processors: int = 3,
         known: bool = False,
+        beside: tuple[Array, ScaledRows, Array] | None = None,
     ) -> None:
         """Multiply a row E[1, K] that the kernel quantises itself; of experts all rows are it, or
-        x E[N, K] has as many. `known`: `starts` are there before it waits.
+        x E[N, K] has as many. `known`: `starts` are there before it waits. `beside`: a row, its
+        weight, and its output.
         """
         nothing = ScaledRows(np.empty(0, np.uint8), np.empty(0, np.float32))
         words = _product(nothing, weight, group, out, is_gated, None, starts)
         n_weight_rows = ctypes.c_int64(len(weight.values))
         rows = ctypes.c_void_p(x.ctypes.data), ctypes.c_int64(len(x))
-        _check(self._library.host_scaled_row(words, *rows, processors, n_weight_rows, known))
+        more: list[Array] = []
+        if beside is not None:
+            more = [beside[0], *beside[1][:2], beside[2]]
+        places = [each.ctypes.data for each in more] or [None] * 4
+        given = (ctypes.c_void_p * 4)(*places)
+        run = self._library.host_scaled_row
+        _check(run(words, *rows, processors, n_weight_rows, known, given))
 
 
 def _product(
