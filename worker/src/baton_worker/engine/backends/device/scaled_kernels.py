@@ -82,8 +82,9 @@ class ScaledKernels(Protocol):
         beside: Beside | None,
     ) -> None:
         """out E[N * C, H]: of each place `quantise_matmul` of its row of x E[N * C, I] and of its
-        expert's rows of `weight` [X * H, I]; and `quantise_matmul` of `beside`. Called behind `scaled_expert_gate_up_silu`, of one
-        token behind `quantise_expert_gate_up_silu`, with the same `starts`, which it reads early.
+        expert's rows of `weight` [X * H, I]; and `quantise_matmul` of `beside`. Called behind
+        `scaled_expert_gate_up_silu`, of one token behind `quantise_expert_gate_up_silu`, with the
+        same `starts`, which it reads early.
         """
 
     def quantise_matmul(self, x: Tensor, room: Scaled, weight: Scaled, out: Tensor) -> None:
