@@ -108,7 +108,33 @@ def both_of_experts(**changed: Any) -> None:
         "weight_scales": tensor("float32", EXPERTS * 2 * OUTPUTS, 3),
         "out": tensor("bfloat16", ROWS, OUTPUTS),
     } | changed
-    scaled.quantise_expert_gate_up_silu_into(*given.values(), known=True)
+    scaled.quantise_expert_gate_up_silu_into(*given.values())
+
+
+def both_of_experts_rows(**changed: Any) -> None:
+    given = {
+        "plain": tensor("bfloat16", ROWS, COLUMNS),
+        "x": tensor("uint8", ROWS, COLUMNS),
+        "x_scales": tensor("float32", ROWS, 3),
+        "starts": tensor("int32", EXPERTS + 1),
+        "weight": tensor("uint8", EXPERTS * OUTPUTS, COLUMNS),
+        "weight_scales": tensor("float32", EXPERTS * OUTPUTS, 3),
+        "out": tensor("bfloat16", ROWS, OUTPUTS),
+    } | changed
+    scaled.quantise_expert_matmul_into(*given.values())
+
+
+def beside_experts(**changed: Any) -> None:
+    """Their second product, and that of what all share."""
+    given = {
+        "beside_plain": tensor("bfloat16", 1, COLUMNS),
+        "beside_x": tensor("uint8", 1, COLUMNS),
+        "beside_x_scales": tensor("float32", 1, 3),
+        "beside_weight": tensor("uint8", OUTPUTS, COLUMNS),
+        "beside_weight_scales": tensor("float32", OUTPUTS, 3),
+        "beside_out": tensor("bfloat16", 1, OUTPUTS),
+    } | changed
+    both_of_experts_rows(beside=tuple(given.values()))
 
 
 WITH_HALVES = {
@@ -142,6 +168,8 @@ WHOLE = {
         (gate_experts, {}),
         (both, {}),
         (both_of_experts, {}),
+        (both_of_experts_rows, {}),
+        (beside_experts, {}),
     ],
 )
 def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None:
@@ -184,6 +212,13 @@ def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None
         (both, {"x_scales": tensor("float32", 4, 3)}, "x_scales.shape[0] must be 5"),
         (both_of_experts, {"x": tensor("uint8", 2, COLUMNS)}, "x.shape[0] must be 1"),
         (both_of_experts, {"plain": tensor("bfloat16", 1, 299)}, "plain.shape[1] must be 300"),
+        (both_of_experts_rows, {"x": tensor("uint8", 1, COLUMNS)}, "x.shape[0] must be 5"),
+        (both_of_experts_rows, {"starts": tensor("int32", 3)}, "weight.shape[0]"),
+        (beside_experts, {"beside_x": None}, "beside_x"),
+        (beside_experts, {"beside_plain": tensor("float32", 1, COLUMNS)}, "beside_plain"),
+        (beside_experts, {"beside_plain": tensor("bfloat16", 2, COLUMNS)}, "beside_plain.shape[0]"),
+        (beside_experts, {"beside_weight": tensor("uint8", 80, COLUMNS)}, "beside_weight.shape[0]"),
+        (beside_experts, {"beside_out": tensor("bfloat16", 1, 39)}, "beside_out.shape[1]"),
     ],
 )
 def test_what_does_not_fit_is_named(op: Any, changed: dict[str, Any], message: str) -> None:

@@ -78,8 +78,26 @@ constexpr Product Plain(Product product) {
   return product;
 }
 
+// Reads beside_plain, beside_x, beside_x_scales, beside_weight, beside_weight_scales, beside_out,
+// or nothing where there is no first one.
+void ReadBeside(ArgumentReader* args, const Call& call, cuda::ScaledMatmulInput* in) {
+  const auto plain = args->OptionalTensor("beside_plain");
+  if (!plain) return;
+  const TensorView x = args->Tensor("beside_x"), x_scales = args->Tensor("beside_x_scales");
+  const TensorView weight = args->Tensor("beside_weight");
+  const TensorView weight_scales = args->Tensor("beside_weight_scales");
+  const TensorView out = args->Tensor("beside_out");
+  const int64_t weight_rows = (in->is_gated ? 2 : 1) * in->out;
+  in->beside.plain = call.Rows(*plain, "beside_plain", 1, in->in);
+  in->beside.x = ReadActivations(x, x_scales, "beside_x", "beside_x_scales", 1, in->in, in->group,
+                                 call.device);
+  in->beside.weight = ReadRows(weight, weight_scales, "beside_weight", "beside_weight_scales",
+                               weight_rows, in->in, in->group, call.device);
+  in->beside.out = call.Rows(out, "beside_out", 1, in->out);
+}
+
 // Reads `plain` of what has it, x, x_scales, then `row` and `starts` of what has them, weight,
-// weight_scales, out, `known` of plain rows' experts.
+// weight_scales, out, of plain rows' experts what ReadBeside does.
 void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledWay* way = nullptr) {
   const auto [is_gated, has_row, has_experts, is_plain] = product;
   std::optional<TensorView> plain;
@@ -90,7 +108,6 @@ void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledW
   if (has_experts) starts = args.Tensor("starts");
   const TensorView weight = args.Tensor("weight"), weight_scales = args.Tensor("weight_scales");
   const TensorView out = args.Tensor("out");
-  const bool is_known = is_plain && has_experts && args.Int("known") != 0;
   const Call call(out, "out");
   const TensorView& given = plain ? *plain : x;  // what x's rows are told by
   Checked(given, plain ? "plain" : "x").HasRank(2);
@@ -109,7 +126,7 @@ void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledW
   if (plain) {
     in.plain = call.Rows(*plain, "plain", x_rows, in.in);
     in.plain_rows = x_rows;
-    in.are_starts_known = is_known;
+    in.are_starts_known = !has_row;  // an expert's second product comes behind the first
   }
   if (row) in.row = call.Ints<const int32_t>(*row, "row", in.rows);
   if (starts) {
@@ -121,6 +138,7 @@ void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledW
   const int64_t weight_rows = (is_gated ? 2 : 1) * in.out * (starts ? in.experts : 1);
   in.weight = ReadRows(weight, weight_scales, "weight", "weight_scales", weight_rows, in.in,
                        in.group, call.device);
+  if (is_plain && has_experts) ReadBeside(&args, call, &in);
   const cuda::Rows to = call.Rows(out, "out", in.rows, in.out);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);
   const cuda::Stream stream = StreamOf(call.device);
@@ -142,6 +160,7 @@ void RunScaledMatmulBy(ArgumentReader args) { RunProductBy(args, kMatmul); }
 void RunQuantiseMatmul(ArgumentReader args) { RunProduct(args, Plain(kMatmul)); }
 void RunQuantiseGateUpSilu(ArgumentReader args) { RunProduct(args, Plain(kGateUp)); }
 void RunQuantiseExpertGateUpSilu(ArgumentReader args) { RunProduct(args, Plain(kExpertsGateUp)); }
+void RunQuantiseExpertMatmul(ArgumentReader args) { RunProduct(args, Plain(kExperts)); }
 
 void RunScaledGateUpSilu(ArgumentReader args) { RunProduct(args, kGateUp); }
 void RunScaledGateUpSiluBy(ArgumentReader args) { RunProductBy(args, kGateUp); }
@@ -158,7 +177,8 @@ void RunScaledExpertGateUpSiluBy(ArgumentReader args) { RunProductBy(args, kExpe
 BATON_EXPORT_CUDA(cuda_quantise_rows, 3, RunQuantiseRows)
 BATON_EXPORT_CUDA(cuda_quantise_matmul, 6, RunQuantiseMatmul)
 BATON_EXPORT_CUDA(cuda_quantise_gate_up_silu, 6, RunQuantiseGateUpSilu)
-BATON_EXPORT_CUDA(cuda_quantise_expert_gate_up_silu, 9, RunQuantiseExpertGateUpSilu)
+BATON_EXPORT_CUDA(cuda_quantise_expert_gate_up_silu, 14, RunQuantiseExpertGateUpSilu)
+BATON_EXPORT_CUDA(cuda_quantise_expert_matmul, 13, RunQuantiseExpertMatmul)
 BATON_EXPORT_CUDA(cuda_scaled_matmul, 5, RunScaledMatmul)
 BATON_EXPORT_CUDA(cuda_scaled_matmul_by, 6, RunScaledMatmulBy)
 BATON_EXPORT_CUDA(cuda_scaled_gate_up_silu, 5, RunScaledGateUpSilu)

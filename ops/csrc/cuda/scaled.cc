@@ -76,6 +76,19 @@ Error Check(const ScaledMatmulInput& in) {
   return CheckScaledGroup(in.group, in.in);
 }
 
+// What is beside experts, as a product of its own.
+ScaledMatmulInput AloneOf(const ScaledMatmulInput& in) {
+  ScaledMatmulInput alone = in;
+  alone.x = in.beside.x;
+  alone.weight = in.beside.weight;
+  alone.plain = in.beside.plain;
+  alone.rows = alone.plain_rows = 1;
+  alone.row = alone.starts = nullptr;
+  alone.experts = 0;
+  alone.beside = {};
+  return alone;
+}
+
 Error Run(const ScaledWay* way, const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
           Stream stream) {
   if (in.rows == 0 || in.out == 0) return nullptr;
@@ -84,6 +97,10 @@ Error Run(const ScaledWay* way, const ScaledMatmulInput& in, const Rows& out, El
   if (in.plain.data != nullptr) {
     if (device.is_there && HopperTakesRow(in)) {
       return ScaledRow(in, out, out_type, device.processors, stream);
+    }
+    if (in.beside.weight.values != nullptr) {
+      const ScaledMatmulInput alone = AloneOf(in);
+      if (const Error error = Run(way, alone, in.beside.out, out_type, stream)) return error;
     }
     const QuantiseInput rows{in.plain, out_type, in.plain_rows, in.in, in.group};
     if (const Error error = QuantiseRows(rows, in.x, stream)) return error;

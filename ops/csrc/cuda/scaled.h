@@ -35,6 +35,14 @@ struct QuantiseInput {
 };
 Error QuantiseRows(const QuantiseInput& input, const ScaledRows& out, Stream stream);
 
+// A product of a row more, of as many columns as the others' and a weight as large as an expert's.
+struct ScaledBeside {
+  Rows plain;         // what its one row is made of
+  ScaledRows x;       // room for it
+  ScaledRows weight;  // values are null where there is no such product
+  Rows out;
+};
+
 struct ScaledMatmulInput {
   ScaledRows x;       // [rows, in]; with `row` of any number
   ScaledRows weight;  // [out, in], gated [2 out, in]; of experts one after the other; no halves
@@ -51,6 +59,7 @@ struct ScaledMatmulInput {
   Rows plain;
   int64_t plain_rows;
   bool are_starts_known;  // of these: written before the kernel before this one let it start
+  ScaledBeside beside;    // of experts; like them of plain rows
 };
 // Any shape; out is float32 or bfloat16.
 Error ScaledMatmul(const ScaledMatmulInput& input, const Rows& out, ElementType out_type,

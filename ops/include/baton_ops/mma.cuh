@@ -23,7 +23,18 @@ __device__ __forceinline__ uint32_t HalvesOf(uint32_t pair) {
   return halves;
 }
 
-// The same of four numbers, none of them NaN, by plain arithmetic, which other units do than
+// Two numbers to e4m3 as ToE4m3 does, the first in the lower byte; NaN of whatever sign.
+__device__ __forceinline__ uint32_t E4m3PairOf(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  return ToE4m3(low).bits | static_cast<uint32_t>(ToE4m3(high).bits) << 8;
+#else
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#endif
+}
+
+// The halves of four numbers, none of them NaN, by plain arithmetic, which other units do than
 // convert: of those a multiprocessor has for sixteen pairs a clock. A sign and seven bits are those
 // of a half whose exponent is 8 too small.
 __device__ __forceinline__ void HalvesOfFour(uint32_t four, uint32_t (&halves)[2]) {

@@ -16,7 +16,12 @@ raises TypeError or ValueError where a dtype, shape or device is wrong; the mess
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton_ops._library import Tensor, launch
+
+_NOTHING = (None,) * 6
+"""In the place of what `quantise_matmul_into` takes."""
 
 
 def quantise_rows_into(x: Tensor, values: Tensor, scales: Tensor) -> None:
@@ -117,12 +122,29 @@ def quantise_expert_gate_up_silu_into(
     weight: Tensor,
     weight_scales: Tensor,
     out: Tensor,
-    *,
-    known: bool = False,
+    beside: Sequence[Tensor] | None = None,
 ) -> None:
-    """As `quantise_matmul_into`, of `scaled_expert_gate_up_silu_into`. `known`: starts may be read
-    before the launches before this one are complete, for one that lets none start before it has
-    waited stands between what wrote them and this.
+    """As `quantise_matmul_into`, of `scaled_expert_gate_up_silu_into`; and what
+    `quantise_gate_up_silu_into` does with `beside`, of one row and a weight as large as an
+    expert's: of a single row of both, the same one, in one launch.
     """
     run = launch("cuda_quantise_expert_gate_up_silu")
-    run(plain, x, x_scales, row, starts, weight, weight_scales, out, int(known))
+    run(plain, x, x_scales, row, starts, weight, weight_scales, out, *(beside or _NOTHING))
+
+
+def quantise_expert_matmul_into(
+    plain: Tensor,
+    x: Tensor,
+    x_scales: Tensor,
+    starts: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    out: Tensor,
+    beside: Sequence[Tensor] | None = None,
+) -> None:
+    """As `quantise_matmul_into`, of `scaled_expert_matmul_into`, which reads `starts` as early: of
+    up to eight rows a kernel for Hopper does without x, x_scales. And what `quantise_matmul_into`
+    does with `beside`, as above.
+    """
+    run = launch("cuda_quantise_expert_matmul")
+    run(plain, x, x_scales, starts, weight, weight_scales, out, *(beside or _NOTHING))

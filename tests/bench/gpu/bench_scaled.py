@@ -45,6 +45,7 @@ OF_ONE = {
     "shared gate_up": (2816, 4096, 0),
     "shared down": (4096, 1408, 0),
     "experts' gate_up": (2816, 4096, 128),
+    "experts' down": (4096, 1408, 128),
     "dense gate_up": (21_888, 4096, 0),
 }
 """Of GLM-4.5-Air: outputs, inputs, experts; gates and ups are gated."""
@@ -159,16 +160,17 @@ def of_one(name: str) -> dict[str, Any]:
     count = 1 if n_experts else max(CACHE_BYTES // (outputs * inputs) + 1, 2)
     rows = outputs * max(n_experts, 1)
     fp8 = [quantised(empty(rows, inputs).normal_(0, 0.02), is_weight=True) for _ in range(count)]
-    x, out = empty(1, inputs).normal_(), empty(chosen, outputs // (1 + is_gated))
+    x = empty(1 if is_gated else chosen, inputs).normal_()
+    out = empty(chosen, outputs // (1 + is_gated))
     room, kind = quantised(x), "gate_up_silu_into" if is_gated else "matmul_into"
     routes: list[tuple[torch.Tensor, ...]] = [()]
     if n_experts:
         kind = f"expert_{kind}"
-        row = torch.zeros(chosen, device="cuda", dtype=torch.int32)
+        row = [torch.zeros(chosen, device="cuda", dtype=torch.int32)] if is_gated else []
         picked = [torch.randperm(n_experts, device="cuda")[:chosen] for _ in range(6)]
         counts = [torch.bincount(each, minlength=n_experts).cumsum(0) for each in picked]
         zero = torch.zeros(1, device="cuda")
-        routes = [(row, torch.cat([zero, each]).int()) for each in counts]
+        routes = [(*row, torch.cat([zero, each]).int()) for each in counts]
     then, at_once = getattr(scaled, f"scaled_{kind}"), getattr(scaled, f"quantise_{kind}")
 
     def both(i: int) -> None:

@@ -97,8 +97,8 @@ def test_steps_of_every_kind(subject: Subject) -> None:
     kernels = {name for name in vars(type(subject.loaded.kernels._ops)) if not name.startswith("_")}
     is_fp8 = subject.loaded.model_shape.quantisation is not None
     plain = {"gate_up_silu", "expert_gate_up_silu", "expert_matmul"}
-    scaled = {"quantise", "scaled_matmul", *(f"scaled_{name}" for name in plain)}
-    scaled |= {"quantise_matmul", "quantise_gate_up_silu", "quantise_expert_gate_up_silu"}
+    scaled = {"quantise", "scaled_matmul", "scaled_gate_up_silu", "scaled_expert_gate_up_silu"}
+    scaled |= {"quantise_matmul", *(f"quantise_{name}" for name in plain)}
     of_mixtures = {"norm_route", "combine_norm"}
     of_mixtures |= {name for name in plain | scaled if "expert" in name}
     is_mixture = subject.loaded.model_shape.experts is not None

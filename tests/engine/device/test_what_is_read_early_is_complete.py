@@ -53,8 +53,12 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
     "gate_up_silu": lambda x, weight, out: weight,
     "scaled_matmul": lambda x, weight, out: weight,
     "scaled_gate_up_silu": lambda x, weight, out: weight,
-    "scaled_expert_matmul": lambda x, starts, weight, out: (starts, weight),
     "scaled_expert_gate_up_silu": lambda x, row, starts, weight, out: (starts, weight),
+    "quantise_expert_matmul": lambda x, room, starts, weight, out, beside: (
+        starts,
+        weight,
+        beside.weight if beside else (),
+    ),
     "quantise_matmul": lambda x, room, weight, out: weight,
     "quantise_gate_up_silu": lambda x, room, weight, out: weight,
     "add_norm": lambda x, residual, weight, eps, out: weight,
@@ -73,8 +77,8 @@ READ_EARLY: dict[str, Callable[..., Any]] = {
 READ_EARLY_OF_FEW: dict[str, Callable[..., Any]] = {
     "expert_matmul": lambda x, starts, weight, out: (starts, weight),
     "expert_gate_up_silu": lambda x, starts, weight, out, known: (starts, weight) if known else (),
-    "quantise_expert_gate_up_silu": lambda x, room, row, starts, weight, out, known: (
-        (starts, weight) if known else ()
+    "quantise_expert_gate_up_silu": lambda x, room, row, starts, weight, out, beside: (
+        beside.weight if beside else ()
     ),
 }
 """Of many rows nothing is."""
@@ -86,6 +90,17 @@ WRITES: dict[str, Callable[..., Any]] = {
     "quantise": lambda x, out: out,
     "quantise_matmul": lambda x, room, weight, out: (room, out),
     "quantise_gate_up_silu": lambda x, room, weight, out: (room, out),
+    "scaled_expert_gate_up_silu": lambda x, row, starts, weight, out: out,
+    "quantise_expert_gate_up_silu": lambda x, room, row, starts, weight, out, beside: (
+        room,
+        out,
+        (beside.room, beside.out) if beside else (),
+    ),
+    "quantise_expert_matmul": lambda x, room, starts, weight, out, beside: (
+        room,
+        out,
+        (beside.room, beside.out) if beside else (),
+    ),
     "add_norm": lambda x, residual, weight, eps, out: (residual, out),
     "rope_store": lambda qkv, rotation, places, kv, layer, query: (kv, query),
     "attend": lambda query, kv, layer, tables, contexts, scale, out, scratch: (out, scratch),
@@ -276,7 +291,7 @@ def test_nor_does_one_of_a_quantised_model(make_checkpoint: Callable[..., Any]) 
     launches = launches_of_an_engine(folder)
     called = {name for name, _ in launches}
     assert {"quantise", "scaled_matmul", "scaled_gate_up_silu", "rope_store"} <= called
-    assert {"scaled_expert_gate_up_silu", "scaled_expert_matmul"} <= called
+    assert {"scaled_expert_gate_up_silu", "quantise_expert_matmul"} <= called
     of_one = {"quantise_matmul", "quantise_gate_up_silu", "quantise_expert_gate_up_silu"}
     assert of_one <= called
     assert conflicts(launches) == []
@@ -332,14 +347,14 @@ def test_no_launch_of_a_mixture_reads_what_one_that_may_still_run_was_given(
 def test_nor_does_one_of_a_mixture_where_nothing_is_shared(
     make_checkpoint: Callable[..., Any], is_fp8: bool
 ) -> None:
-    """Nothing stands between the choice and the first product, which is told so."""
+    """Nothing stands between the choice and the first product, which is told so, or beside it."""
     folder = make_checkpoint("qwen3_moe").path
     if is_fp8:
         quantise_folder(folder)
     launches = launches_of_an_engine(folder, "ngram")
     assert conflicts(launches) == []
     first = "quantise_expert_gate_up_silu" if is_fp8 else "expert_gate_up_silu"
-    assert {given[-1] for name, given in launches if name == first} == {False}
+    assert {given[-1] for name, given in launches if name == first} == {None if is_fp8 else False}
 
 
 def test_an_experts_second_product_right_behind_the_choice_would_be_found(
@@ -363,12 +378,12 @@ def test_an_experts_second_product_of_fp8_right_behind_the_choice_would_be_found
     quantise_folder(folder, with_drafts=True)
     launches = launches_of_an_engine(folder)
     names = [name for name, _ in launches]
-    at = names.index("scaled_expert_matmul")
-    assert names[at - 2 : at] == ["quantise_expert_gate_up_silu", "quantise"]
+    at = names.index("quantise_expert_matmul")
+    assert names[at - 1] == "quantise_expert_gate_up_silu"
     routed = launches[names.index("norm_route")]
     moved = [*launches[:at], routed, *launches[at:]]
     for of in ("few", "many"):
-        assert {*conflicts(moved, of)} == {"scaled_expert_matmul behind norm_route"}
+        assert {*conflicts(moved, of)} == {"quantise_expert_matmul behind norm_route"}
 
 
 def test_an_experts_first_product_of_fp8_right_behind_the_choice_would_be_found(
@@ -398,20 +413,19 @@ def test_an_experts_first_product_that_is_told_too_early_would_be_found(
     assert "expert_gate_up_silu behind norm_route" in conflicts(without)
 
 
-def test_an_experts_first_product_of_fp8_that_is_told_too_early_would_be_found(
+def test_what_all_share_of_a_single_token_is_computed_beside_its_experts(
     make_checkpoint: Callable[..., Any],
 ) -> None:
-    """Of a single token, which what all share is computed for first."""
     folder = make_checkpoint("glm4_moe").path
     quantise_folder(folder, with_drafts=True)
     launches = launches_of_an_engine(folder)
     names = [name for name, _ in launches]
     at = names.index("quantise_expert_gate_up_silu")
-    assert names[at - 3 : at] == ["norm_route", "quantise_gate_up_silu", "quantise_matmul"]
-    assert launches[at][1][-1] is True
-    assert conflicts(launches[: at + 1]) == []
-    without = [*launches[: at - 2], launches[at]]
-    assert {*conflicts(without)} == {"quantise_expert_gate_up_silu behind norm_route"}
+    wanted = ["norm_route", "quantise_expert_gate_up_silu", "quantise_expert_matmul"]
+    assert names[at - 1 : at + 2] == [*wanted]
+    first, second = (launches[at + i][1][-1] for i in range(2))
+    assert first.out is second.x
+    assert conflicts(launches[: at + 2]) == []
 
 
 def test_a_sum_right_behind_an_experts_first_product_of_many_rows_would_be_found(

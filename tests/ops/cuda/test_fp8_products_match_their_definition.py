@@ -356,3 +356,80 @@ def test_tokens_quantised_on_the_way_have_the_bits_of_their_experts(
         out.fill_(torch.nan)
         scaled.quantise_expert_gate_up_silu_into(x, *room, row, starts, *gate_up, out)
         assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("pairs", [1, 8, 9])
+@pytest.mark.parametrize(("width", "hidden"), [(1408, 4096), (768, 2048), (384, 72)])
+def test_pairs_quantised_on_the_way_have_the_bits_of_their_experts(
+    torch: ModuleType, width: int, hidden: int, pairs: int
+) -> None:
+    """Of one token, and of more rows than that has."""
+    experts = 40
+    down = grouped(torch, experts * hidden, width, False, 0.05)
+    choice = torch.rand(experts, device="cuda").topk(pairs).indices
+    counts = torch.bincount(choice, minlength=experts).cumsum(0)
+    starts = torch.cat([torch.zeros(1, device="cuda"), counts]).int()
+    room = grouped(torch, pairs, width, False, has_halves=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(pairs, width, device="cuda").to(dtype)
+        out = torch.full((pairs, hidden), torch.nan, device="cuda", dtype=dtype)
+        wanted = both_steps(torch, x, room, scaled.scaled_expert_matmul_into, starts, *down, out)
+        assert bool(wanted.isfinite().all())
+        for _ in range(20):
+            out.fill_(torch.nan)
+            scaled.quantise_expert_matmul_into(x, *room, starts, *down, out)
+            assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize(("hidden", "width"), [(4096, 1408), (2048, 768), (520, 208)])
+def test_what_all_share_has_its_bits_beside_a_tokens_experts(
+    torch: ModuleType, hidden: int, width: int
+) -> None:
+    """In the experts' launches, or, where their kernel does not take it, before them."""
+    experts, chosen, dtype = 40, 8, torch.bfloat16
+    gate_up = grouped(torch, experts * 2 * width, hidden, False, 0.05)
+    down = grouped(torch, experts * hidden, width, False, 0.05)
+    shared_up = grouped(torch, 2 * width, hidden, False, 0.05)
+    shared_down = grouped(torch, hidden, width, False, 0.05)
+    choice = torch.rand(experts, device="cuda").topk(chosen).indices
+    counts = torch.bincount(choice, minlength=experts).cumsum(0)
+    starts = torch.cat([torch.zeros(1, device="cuda"), counts]).int()
+    row = torch.zeros(chosen, dtype=torch.int32, device="cuda")
+    x = torch.randn(1, hidden, device="cuda").to(dtype)
+    of_x = grouped(torch, 1, hidden, False, has_halves=True)
+    of_one, of_each = (grouped(torch, n, width, False, has_halves=True) for n in (1, chosen))
+
+    def empty(rows: int, columns: int) -> Any:
+        return torch.full((rows, columns), torch.nan, device="cuda", dtype=dtype)
+
+    wanted = [empty(chosen, width), empty(1, width), empty(chosen, hidden), empty(1, hidden)]
+    scaled.quantise_expert_gate_up_silu_into(x, *of_x, row, starts, *gate_up, wanted[0])
+    scaled.quantise_gate_up_silu_into(x, *of_x, *shared_up, wanted[1])
+    scaled.quantise_expert_matmul_into(wanted[0], *of_each, starts, *down, wanted[2])
+    scaled.quantise_matmul_into(wanted[1], *of_one, *shared_down, wanted[3])
+    for _ in range(20):
+        outs = [torch.full_like(each, torch.nan) for each in wanted]
+        beside = (x, *of_x, *shared_up, outs[1])
+        scaled.quantise_expert_gate_up_silu_into(x, *of_x, row, starts, *gate_up, outs[0], beside)
+        beside = (outs[1], *of_one, *shared_down, outs[3])
+        scaled.quantise_expert_matmul_into(outs[0], *of_each, starts, *down, outs[2], beside)
+        for out, made in zip(outs, wanted, strict=True):
+            assert bool(made.isfinite().all())
+            assert torch.equal(out, made)
+
+
+@pytest.mark.parametrize("exponent", [-146, -140, -127, -100, -80, 0, 80, 100])
+def test_a_row_on_the_way_is_quantised_alike_however_small_or_large(
+    torch: ModuleType, exponent: int
+) -> None:
+    """Also where a scale is no normal number, and where its reciprocal is none."""
+    weight = grouped(torch, 64, 1408, False, 0.02)
+    room = grouped(torch, 1, 1408, False, has_halves=True)
+    x = torch.randn(1, 1408, device="cuda", dtype=torch.float64) * 2.0**exponent
+    for dtype in (torch.float32, torch.bfloat16):
+        given = x.to(dtype)
+        out = torch.full((1, 64), torch.nan, device="cuda")
+        out = out.to(dtype)
+        wanted = both_steps(torch, given, room, scaled.scaled_matmul_into, *weight, out)
+        scaled.quantise_matmul_into(given, *room, *weight, out)
+        assert torch.equal(out, wanted)

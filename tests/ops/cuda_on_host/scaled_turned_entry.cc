@@ -40,24 +40,32 @@ Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t 
                                    : ScaledTurned(by, in, call.out, call.type, processors, nullptr);
 }
 
-// Of a row that is not quantised yet.
-Error host_scaled_row(const int64_t* words, const void* plain, int processors, int64_t weight_rows,
-                      bool is_known) {
+// Of rows that are not quantised yet. `beside`: a row, values and scales of its weight, its output;
+// or nulls.
+Error host_scaled_row(const int64_t* words, const void* plain, int64_t plain_rows, int processors,
+                      int64_t weight_rows, bool is_known, void* const* beside) {
   ScaledCall call(words);
   ScaledMatmulInput& in = call.in;
   const int64_t of_element = call.type == ElementType::kFloat32 ? 4 : 2;
   in.plain = {const_cast<void*>(plain), in.in};
-  in.plain_rows = 1;
+  in.plain_rows = plain_rows;
   in.are_starts_known = is_known;
+  in.beside.plain = {beside[0], in.in};
+  in.beside.weight = {static_cast<uint8_t*>(beside[1]), static_cast<float*>(beside[2])};
+  in.beside.out = {beside[3], in.out};
   const auto range = [](const void* begin, int64_t bytes) {
     const auto first = static_cast<const char*>(begin);
     return std::pair{first, first + bytes};
   };
-  const int64_t groups = (in.in + in.group - 1) / in.group;
+  const int64_t groups = (in.in + in.group - 1) / in.group, of_scale = sizeof(float);
+  const int64_t rows_beside = beside[1] == nullptr ? 0 : (in.is_gated ? 2 : 1) * in.out;
   host_cuda::readable = {range(in.weight.values, weight_rows * in.in),
-                         range(in.weight.scales, weight_rows * groups * int64_t{sizeof(float)})};
+                         range(in.weight.scales, weight_rows * groups * of_scale),
+                         range(beside[1], rows_beside * in.in),
+                         range(beside[2], rows_beside * groups * of_scale)};
   host_cuda::Late late;
-  late.Hide(plain, in.in * of_element);
+  late.Hide(plain, plain_rows * in.in * of_element);
+  if (beside[0] != nullptr && beside[0] != plain) late.Hide(beside[0], in.in * of_element);
   if (in.experts > 0 && !is_known) {
     late.Hide(in.starts, (in.experts + 1) * int64_t{sizeof(int32_t)});
   }

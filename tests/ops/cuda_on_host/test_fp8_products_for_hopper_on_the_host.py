@@ -319,6 +319,120 @@ def test_a_token_quantised_on_the_way_has_the_bits_of_its_experts(
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.parametrize("seed", [1, FIRST_FIRST])
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("processors", [1, 3, 5, 20])
+@pytest.mark.parametrize(
+    ("counts", "places"),
+    [
+        pytest.param([0, 1, 0, 0, 1, 1], 3, id="few"),
+        pytest.param([1, 0, 3, 1, 1, 2], 8, id="most"),
+        pytest.param([0, 1, 2], 5, id="places-of-nobody"),
+        pytest.param([0, 0], 2, id="nobody"),
+    ],
+)
+@pytest.mark.parametrize("columns", [384, 1408], ids="{} columns".format)
+def test_a_tokens_pairs_quantised_on_the_way_have_the_bits_of_their_experts(
+    both: tuple[HostScaled, HostTurned],
+    columns: int,
+    counts: list[int],
+    places: int,
+    processors: int,
+    known: bool,
+    seed: int,
+) -> None:
+    """Each has a row of its own; a block has tiles of one of them, or of two."""
+    rng = np.random.default_rng(len(counts))
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    x = np.concatenate([row_of(rng, columns, np.uint16) for _ in range(places)])
+    weight = rows_of(rng, 96 * len(counts), columns, 128, is_weight=True)
+    any_gpu, turned = both
+    turned.set(seed)
+    out, wanted = wide(places, 96, np.uint16), wide(places, 96, np.uint16)
+    small = any_gpu.quantise(x, 128)
+    any_gpu.matmul(small, weight, 128, wanted[:, :96], False, None, starts)
+    turned.of_row(
+        aligned(x), weight, 128, out[:, :96], False, starts, processors=processors, known=known
+    )
+    np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("seed", [1, 2, FIRST_FIRST])
+@pytest.mark.parametrize("processors", [1, 3, 20])
+@pytest.mark.parametrize("columns", [384, 4096], ids="{} columns".format)
+@pytest.mark.parametrize("counts", [[0, 1, 0, 0, 1, 1], [0, 0]], ids=["some", "nobody"])
+def test_what_all_share_has_its_bits_beside_experts_first_product(
+    both: tuple[HostScaled, HostTurned],
+    counts: list[int],
+    columns: int,
+    processors: int,
+    seed: int,
+) -> None:
+    """Which of its weight a block begins with before it is known who is chosen."""
+    rng = np.random.default_rng([columns, processors])
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    places, outputs = max(sum(counts), 1), 48
+    x = row_of(rng, columns, np.uint16)
+    weight = rows_of(rng, 2 * outputs * len(counts), columns, 128, is_weight=True)
+    shared = rows_of(rng, 2 * outputs, columns, 128, is_weight=True)
+    any_gpu, turned = both
+    turned.set(seed)
+    outs, wanted = ([wide(n, outputs, np.uint16) for n in (places, 1)] for _ in range(2))
+    small, row = any_gpu.quantise(x, 128), np.zeros(places, np.int32)
+    any_gpu.matmul(small, weight, 128, wanted[0][:, :outputs], True, row, starts)
+    any_gpu.matmul(small, shared, 128, wanted[1][:, :outputs], True)
+    beside = x, shared, outs[1][:, :outputs]
+    turned.of_row(
+        x, weight, 128, outs[0][:, :outputs], True, starts, processors=processors, beside=beside
+    )
+    for out, made in zip(outs, wanted, strict=True):
+        np.testing.assert_array_equal(out, made)
+
+
+@pytest.mark.parametrize("seed", [1, FIRST_FIRST])
+@pytest.mark.parametrize("processors", [1, 4, 20])
+@pytest.mark.parametrize("counts", [[0, 1, 0, 0, 1, 1], [1, 2, 1, 4], [0, 0]])
+def test_what_all_share_has_its_bits_beside_experts_second_product(
+    both: tuple[HostScaled, HostTurned], counts: list[int], processors: int, seed: int
+) -> None:
+    """It has a row of its own, as each pair has."""
+    rng = np.random.default_rng([len(counts), processors])
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    places, outputs, columns = max(sum(counts), 2), 96, 1408
+    x = aligned(np.concatenate([row_of(rng, columns, np.uint16) for _ in range(places)]))
+    own = row_of(rng, columns, np.uint16)
+    weight = rows_of(rng, outputs * len(counts), columns, 128, is_weight=True)
+    shared = rows_of(rng, outputs, columns, 128, is_weight=True)
+    any_gpu, turned = both
+    turned.set(seed)
+    outs, wanted = ([wide(n, outputs, np.uint16) for n in (places, 1)] for _ in range(2))
+    small = any_gpu.quantise(x, 128)
+    any_gpu.matmul(small, weight, 128, wanted[0][:, :outputs], False, None, starts)
+    any_gpu.matmul(any_gpu.quantise(own, 128), shared, 128, wanted[1][:, :outputs])
+    turned.of_row(
+        x,
+        weight,
+        128,
+        outs[0][:, :outputs],
+        False,
+        starts,
+        processors=processors,
+        known=True,
+        beside=(own, shared, outs[1][:, :outputs]),
+    )
+    for out, made in zip(outs, wanted, strict=True):
+        np.testing.assert_array_equal(out, made)
+
+
+def test_more_rows_of_pairs_than_a_tokens_are_not_quantised_on_the_way(
+    both: tuple[HostScaled, HostTurned],
+) -> None:
+    weight = rows_of(np.random.default_rng(0), 32, 128, 128, is_weight=True)
+    x, starts = aligned(np.ones((9, 128), np.float32)), np.array([0, 9], np.int32)
+    with pytest.raises(RuntimeError, match="not taken"):
+        both[1].of_row(x, weight, 128, aligned(np.zeros((9, 32), np.float32)), starts=starts)
+
+
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_a_broken_row_quantised_on_the_way_is_broken(
     both: tuple[HostScaled, HostTurned], broken: float

@@ -76,6 +76,7 @@ _OF_MMA = {
     "mul.rn.f16x2 %0, %1, %2;": "MultiplyHalves",
     "cvt.rn.f16x2.f32 %0, %1, %2;": "NotCalled",
     "cvt.rn.f16x2.e4m3x2 %0, %1;": "NotCalled",
+    "cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;": "NotCalled",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
     "{%0,%1,%2,%3};": "NotCalled",
 }
@@ -224,15 +225,23 @@ class HostTurned(host_orders.Ordered):
         starts: Array | None = None,
         processors: int = 3,
         known: bool = False,
+        beside: tuple[Array, ScaledRows, Array] | None = None,
     ) -> None:
-        """Multiply a row E[1, K] that the kernel quantises itself; of experts all rows are it.
-        `known`: `starts` are there before it waits.
+        """Multiply a row E[1, K] that the kernel quantises itself; of experts all rows are it, or
+        x E[N, K] has as many. `known`: `starts` are there before it waits. `beside`: a row, its
+        weight, and its output.
         """
         nothing = ScaledRows(np.empty(0, np.uint8), np.empty(0, np.float32))
         words = _product(nothing, weight, group, out, is_gated, None, starts)
         n_weight_rows = ctypes.c_int64(len(weight.values))
-        row = ctypes.c_void_p(x.ctypes.data)
-        _check(self._library.host_scaled_row(words, row, processors, n_weight_rows, known))
+        rows = ctypes.c_void_p(x.ctypes.data), ctypes.c_int64(len(x))
+        more: list[Array] = []
+        if beside is not None:
+            more = [beside[0], *beside[1][:2], beside[2]]
+        places = [each.ctypes.data for each in more] or [None] * 4
+        given = (ctypes.c_void_p * 4)(*places)
+        run = self._library.host_scaled_row
+        _check(run(words, *rows, processors, n_weight_rows, known, given))
 
 
 def _product(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from baton_testing.e4m3_numbers import nearest_bits, number
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor
-from baton_worker.engine.backends.device.scaled_kernels import Scaled
+from baton_worker.engine.backends.device.scaled_kernels import Beside, Scaled
 
 Array = npt.NDArray[Any]
 
@@ -112,12 +112,6 @@ class NumpyScaledKernels:
         """See `ScaledKernels.scaled_expert_gate_up_silu`."""
         self._launch(gated_by_expert, x, row, starts, weight, out)
 
-    def scaled_expert_matmul(
-        self, x: Scaled, starts: NumpyTensor, weight: Scaled, out: NumpyTensor
-    ) -> None:
-        """See `ScaledKernels.scaled_expert_matmul`."""
-        self._launch(by_expert, x, None, starts, weight, out)
-
     def quantise_matmul(
         self, x: NumpyTensor, room: Scaled, weight: Scaled, out: NumpyTensor
     ) -> None:
@@ -142,9 +136,27 @@ class NumpyScaledKernels:
         starts: NumpyTensor,
         weight: Scaled,
         out: NumpyTensor,
-        known: bool,
+        beside: Beside | None,
     ) -> None:
         """See `ScaledKernels.quantise_expert_gate_up_silu`; what room holds then is broken."""
+        if beside is not None:
+            NumpyScaledKernels.quantise_gate_up_silu(self, *beside)
         self._launch(quantise, x, room)
         self._launch(gated_by_expert, room, row, starts, weight, out)
+        self._launch(break_rows, room)
+
+    def quantise_expert_matmul(
+        self,
+        x: NumpyTensor,
+        room: Scaled,
+        starts: NumpyTensor,
+        weight: Scaled,
+        out: NumpyTensor,
+        beside: Beside | None,
+    ) -> None:
+        """See `ScaledKernels.quantise_expert_matmul`; what room holds then is broken."""
+        if beside is not None:
+            NumpyScaledKernels.quantise_matmul(self, *beside)
+        self._launch(quantise, x, room)
+        self._launch(by_expert, room, None, starts, weight, out)
         self._launch(break_rows, room)

@@ -92,6 +92,7 @@ class StubTensor:
         self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType
     ) -> None:
         self.address, self.shape, self.strides, self.dtype = address, shape, strides, dtype
+        self._kept: list[tuple[Any, ...]] = []
 
     @property
     def itemsize(self) -> int:
@@ -116,7 +117,8 @@ class StubTensor:
         told = _Dl(
             self.address, _CUDA, 0, rank, code, bits, 1, sizes, steps, 0, None, _forget
         )  # fmt: skip
-        self._kept = (told, sizes, steps)
+        # A call may be given it twice; it reads both when it has been told of all.
+        self._kept = [*self._kept[-1:], (told, sizes, steps)]
         return _capsule(ctypes.addressof(told), b"dltensor", None)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -21,6 +21,10 @@ inline uint32_t HalvesOf(uint32_t pair) {
   return HalfOf(pair & 0xffu) | HalfOf(pair >> 8 & 0xffu) << 16;
 }
 
+inline uint32_t E4m3PairOf(float low, float high) {
+  return ToE4m3(low).bits | uint32_t{ToE4m3(high).bits} << 8;
+}
+
 inline void HalvesOfFour(uint32_t four, uint32_t (&halves)[2]) {
   halves[0] = HalvesOf(four);
   halves[1] = HalvesOf(four >> 16);

@@ -15,7 +15,7 @@ from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, Exp
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
 from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.rank_kernels import Exchange
-from baton_worker.engine.backends.device.scaled_kernels import Scaled
+from baton_worker.engine.backends.device.scaled_kernels import Beside, Scaled
 from baton_worker.engine.backends.device.seam import (
     Accepted,
     Device,
@@ -317,10 +317,6 @@ class OpsKernels:
         """See `ScaledKernels.scaled_expert_gate_up_silu`."""
         scaled.scaled_expert_gate_up_silu_into(*x, row, starts, *weight, out)
 
-    def scaled_expert_matmul(self, x: Scaled, starts: Tensor, weight: Scaled, out: Tensor) -> None:
-        """See `ScaledKernels.scaled_expert_matmul`."""
-        scaled.scaled_expert_matmul_into(*x, starts, *weight, out)
-
     def quantise_matmul(self, x: Tensor, room: Scaled, weight: Scaled, out: Tensor) -> None:
         """See `ScaledKernels.quantise_matmul`."""
         scaled.quantise_matmul_into(x, *room, *weight, out)
@@ -337,11 +333,31 @@ class OpsKernels:
         starts: Tensor,
         weight: Scaled,
         out: Tensor,
-        known: bool,
+        beside: Beside | None,
     ) -> None:
         """See `ScaledKernels.quantise_expert_gate_up_silu`."""
         run = scaled.quantise_expert_gate_up_silu_into
-        run(x, *room, row, starts, *weight, out, known=known)
+        run(x, *room, row, starts, *weight, out, _flat(beside))
+
+    def quantise_expert_matmul(
+        self,
+        x: Tensor,
+        room: Scaled,
+        starts: Tensor,
+        weight: Scaled,
+        out: Tensor,
+        beside: Beside | None,
+    ) -> None:
+        """See `ScaledKernels.quantise_expert_matmul`."""
+        run = scaled.quantise_expert_matmul_into
+        run(x, *room, starts, *weight, out, _flat(beside))
+
+
+def _flat(beside: Beside | None) -> tuple[Tensor, ...] | None:
+    """Return what `quantise_matmul_into` takes."""
+    if beside is None:
+        return None
+    return beside.x, *beside.room, *beside.weight, beside.out
 
 
 def _without_code(why: str) -> str:

@@ -13,7 +13,7 @@ from baton_worker.engine.backends.device.collective import Collective
 from baton_worker.engine.backends.device.expert_kernels import ExpertSum, Router
 from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.products import Products, is_single
-from baton_worker.engine.backends.device.scaled_kernels import Scaled, Weight
+from baton_worker.engine.backends.device.scaled_kernels import Beside, Scaled, Weight
 from baton_worker.engine.backends.device.seam import Device, Kernels, Places, Rotation, Tensor
 from baton_worker.engine.backends.device.weights import (
     DeviceLatent,
@@ -220,20 +220,40 @@ class Decoder:
         scaled = products.quantised(x, space.scaled, mixture.gate_up, layer.gate_up)
         # First what all share: it is known which weights that reads while experts are chosen. But
         # its second product is quantised where the rows of x are, if more than one, which experts
-        # read.
-        shares_first = scaled is None or is_single(x)
+        # read. Of a single one both are made in the experts' launches, first there.
+        first, second = self._beside(layer, mixture, scaled, space)
+        shares_first = scaled is None or (is_single(x) and first is None)
         known = shares_first and layer.gate_up is not None
         if shares_first:
             self._share(layer, scaled, space)
         up, out = mixture.gate_up, own.activated
-        products.expert_gate_up_silu(x, scaled, routes, up, own.spread, out, known)
-        products.expert_matmul(out, routes, mixture.down, own.made, space.scaled)
-        if not shares_first:
+        products.expert_gate_up_silu(x, scaled, routes, up, own.spread, out, known, first)
+        products.expert_matmul(out, routes, mixture.down, own.made, space.scaled, second)
+        if not shares_first and first is None:
             self._share(layer, scaled, space)
         beside = None if layer.gate_up is None else own.beside
         if self.collective is None:
             return ExpertSum(own.made, routes, beside)
         return self._over_ranks(lambda out: kernels.combine(own.made, routes, beside, out), space)
+
+    def _beside(
+        self,
+        layer: DeviceLayer,
+        mixture: DeviceMixture,
+        scaled: Scaled | None,
+        space: TokenSpace,
+    ) -> tuple[Beside, Beside] | tuple[None, None]:
+        """Return what all tokens share as both products of it beside the experts', if it fits."""
+        own, x, up, down = space.experts, space.normed, layer.gate_up, layer.down
+        if own is None or own.shared is None or own.beside is None or scaled is None:
+            return None, None
+        if not (isinstance(up, Scaled) and isinstance(down, Scaled) and is_single(x)):
+            return None, None
+        is_scaled = isinstance(mixture.gate_up, Scaled) and isinstance(mixture.down, Scaled)
+        room = self._products.quantised(own.shared, space.scaled, down)
+        if room is None or not is_scaled or own.shared.shape[1] != own.activated.shape[1]:
+            return None, None
+        return Beside(x, scaled, up, own.shared), Beside(own.shared, room, down, own.beside)
 
     def _share(self, layer: DeviceLayer, scaled: Scaled | None, space: TokenSpace) -> None:
         """Feed the experts that all tokens share, if there are any."""

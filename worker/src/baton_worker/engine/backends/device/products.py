@@ -12,6 +12,7 @@ from typing import NamedTuple
 from baton_worker.engine.backends.device.expert_kernels import Routes
 from baton_worker.engine.backends.device.scaled_kernels import (
     HALVES_COLUMNS,
+    Beside,
     Scaled,
     Weight,
     activation_bytes,
@@ -123,16 +124,18 @@ class Products:
         spread: Tensor,
         out: Tensor,
         known: bool,
+        beside: Beside | None,
     ) -> None:
         """out E[N * C, I]: `gate_up_silu` of each place's row. `spread` E[N * C, H] gets the rows
         themselves where they are not quantised. `known`: see `ExpertKernels.expert_gate_up_silu`.
+        `beside`: of a single quantised row.
         """
         if isinstance(weight, Scaled):
             assert scaled is not None, "whoever has the weight has had its rows quantised"
             row, starts = routes.row, routes.starts
             if is_single(x):
                 run = self._kernels.quantise_expert_gate_up_silu
-                run(x, scaled, row, starts, weight, out, known)
+                run(x, scaled, row, starts, weight, out, beside)
             else:
                 self._kernels.scaled_expert_gate_up_silu(scaled, row, starts, weight, out)
             return
@@ -142,12 +145,18 @@ class Products:
         self._kernels.expert_gate_up_silu(x, routes.starts, weight, out, known)
 
     def expert_matmul(
-        self, x: Tensor, routes: Routes, weight: Weight, out: Tensor, room: ScaledSpace | None
+        self,
+        x: Tensor,
+        routes: Routes,
+        weight: Weight,
+        out: Tensor,
+        room: ScaledSpace | None,
+        beside: Beside | None,
     ) -> None:
-        """out E[N * C, H]: `matmul` of each place's row of x E[N * C, I]."""
+        """out E[N * C, H]: `matmul` of each place's row of x E[N * C, I]. `beside`: as above."""
         if isinstance(weight, Scaled):
-            scaled = self._quantised(x, weight, room.pairs if room else None)
-            self._kernels.scaled_expert_matmul(scaled, routes.starts, weight, out)
+            scaled = self._room(x, weight, room.pairs if room else None)
+            self._kernels.quantise_expert_matmul(x, scaled, routes.starts, weight, out, beside)
         else:
             self._kernels.expert_matmul(x, routes.starts, weight, out)
 

@@ -27,6 +27,17 @@ class Scaled(NamedTuple):
     scales: Tensor
 
 
+class Beside(NamedTuple):
+    """What `ScaledKernels.quantise_matmul` is given, of one row and a weight as large as an
+    expert's: what all tokens share, which is computed beside a token's own experts.
+    """
+
+    x: Tensor
+    room: Scaled
+    weight: Scaled
+    out: Tensor
+
+
 def activation_bytes(columns: int) -> int:
     """Return how many bytes a quantised row of activations takes: one for each number, and where
     columns are a multiple of 16 two more, for the same as float16 (`baton_ops.scaled`).
@@ -62,11 +73,19 @@ class ScaledKernels(Protocol):
         `quantise` stands between what wrote it and this call.
         """
 
-    def scaled_expert_matmul(self, x: Scaled, starts: Tensor, weight: Scaled, out: Tensor) -> None:
-        """out E[N * C, H]: of each place `scaled_matmul` of its row of x [N * C, I] and of its
-        expert's rows of `weight` [X * H, I]. Called behind `scaled_expert_gate_up_silu`, of
-        one token behind `quantise_expert_gate_up_silu`, with the same `starts`, which it reads
-        early; `quantise` may come between.
+    def quantise_expert_matmul(
+        self,
+        x: Tensor,
+        room: Scaled,
+        starts: Tensor,
+        weight: Scaled,
+        out: Tensor,
+        beside: Beside | None,
+    ) -> None:
+        """out E[N * C, H]: of each place `quantise_matmul` of its row of x E[N * C, I] and of its
+        expert's rows of `weight` [X * H, I]; and `quantise_matmul` of `beside`. Called behind
+        `scaled_expert_gate_up_silu`, of one token behind `quantise_expert_gate_up_silu`, with the
+        same `starts`, which it reads early.
         """
 
     def quantise_matmul(self, x: Tensor, room: Scaled, weight: Scaled, out: Tensor) -> None:
@@ -85,8 +104,8 @@ class ScaledKernels(Protocol):
         starts: Tensor,
         weight: Scaled,
         out: Tensor,
-        known: bool,
+        beside: Beside | None,
     ) -> None:
-        """The same with `scaled_expert_gate_up_silu`. `known`: see
-        `ExpertKernels.expert_gate_up_silu`; here it is `quantise_gate_up_silu` that stands between.
+        """The same with `scaled_expert_gate_up_silu`; and `quantise_gate_up_silu` of `beside`,
+        whose x is the one here.
         """
