@@ -81,12 +81,13 @@ class LatePeer:
         blocks: Sequence[int],
         theirs: Sequence[int],
         lease: tuple[int, int] | None,
+        spans: Any = None,
     ) -> LatePull:
         into, out_of = list(blocks), list(theirs)
 
         def copy() -> None:
             if into:
-                own.begin_pull(into, self._pool, out_of).wait()
+                own.begin_pull(into, self._pool, out_of, spans).wait()
 
         def check() -> None:
             if lease is not None and not self._pool.is_lent(*lease):

@@ -65,7 +65,16 @@ class Pair:
             for key in self.decode.step().imported:
                 self.prefill.engine.release_handoff(key)
 
-    def pulled(self) -> tuple[int, int]:
+    def come(self) -> None:
+        """Let all copies come that are under way and whose offers are not here."""
+        for bet in self.decode.engine._pulls._bets.values():
+            for going in bet.pulls:
+                going.pull.wait(60)
+
+    def pulled(self) -> tuple[float, float]:
+        """Return the blocks that were there before their offers, or will be, and all others."""
+        self.come()
+        self.decode.engine.has_work()
         load = self.decode.engine.load()
         return load.kv_pulled_ahead_blocks, load.kv_pulled_behind_blocks
 

@@ -60,6 +60,11 @@ class StepPlan:
         """Those whose next token the step chooses, as the plan was made."""
         return {*self.decode, *(chunk.request for chunk in self.prefill if chunk.is_last)}
 
+    @property
+    def told_by_layers(self) -> tuple[PrefillChunk, ...]:
+        """The last chunks of prompts whose decode reads KV while they are computed."""
+        return tuple([c for c in self.prefill if c.request.tells_layers and c.is_last])
+
     def chunk_of(self, request: RequestState) -> PrefillChunk | None:
         """Return what the step feeds of a request's prompt."""
         return next((chunk for chunk in self.prefill if chunk.request is request), None)

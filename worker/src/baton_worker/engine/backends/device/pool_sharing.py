@@ -22,6 +22,8 @@ from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.head_copies import HeadCopy, head_copies
 from baton_worker.engine.backends.device.pieces import Rows, each_row
 from baton_worker.engine.backends.device.seam import Device, Event, Mapped, Tensor
+from baton_worker.engine.kv.fitting import check_blocks_alike
+from baton_worker.engine.kv.layers import LayerRuns, Spans, each_block, layer_runs
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.sharing import (
     CannotAttachError,
@@ -29,8 +31,6 @@ from baton_worker.engine.kv.sharing import (
     PartPieces,
     PeerPool,
     Region,
-    check_blocks_alike,
-    runs_of,
 )
 
 RESERVED_BLOCKS = 2
@@ -122,12 +122,17 @@ class DeviceSharing:
         check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS, ranks)
 
     def pieces(
-        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape, ranks: int = 1
+        self,
+        blocks: Sequence[int],
+        theirs: Sequence[int],
+        shape: KvShape,
+        ranks: int = 1,
+        spans: Spans | None = None,
     ) -> list[PartPieces]:
-        """See `KvSharing.pieces`: a block of all layers is one where two parts have the same heads,
+        """See `KvSharing.pieces`: a block's layers are one where two parts have the same heads,
         else each row of those that they share.
         """
-        runs, found = runs_of(theirs, blocks), []
+        runs, found = layer_runs(theirs, blocks, spans, self._shape.n_layers), []
         for copy in self._copies(ranks):
             pieces, rows = self._heads_of(runs, copy, ranks)
             whole = pieces if rows is None else each_row(pieces, rows)
@@ -157,13 +162,19 @@ class DeviceSharing:
             raise CannotAttachError(str(error)) from error
         return PeerPool(shape, _PeerParts(len(descriptors), parts))
 
-    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Copy:
+    def begin_pull(
+        self,
+        blocks: Sequence[int],
+        peer: PeerPool,
+        theirs: Sequence[int],
+        spans: Spans | None = None,
+    ) -> Copy:
         """See `KvSharing.begin_pull`; values are not looked at: who has none that are finite in
         its context had no first token.
         """
         self._others.be_behind()
         there: _PeerParts = peer.memory
-        runs = runs_of(theirs, blocks)
+        runs = layer_runs(theirs, blocks, spans, self._shape.n_layers)
         before = self._device.record()
         found = []
         # One's own part comes last: kernels go to the stream of whoever was called last.
@@ -181,21 +192,31 @@ class DeviceSharing:
         return head_copies(self._shape.kv_heads, ranks_there, self.n_ranks)
 
     def _heads_of(
-        self, runs: npt.NDArray[np.int64], copy: HeadCopy, ranks_there: int
+        self, runs: Sequence[LayerRuns], copy: HeadCopy, ranks_there: int
     ) -> tuple[npt.NDArray[np.int64], Rows | None]:
         """Return what `Device.pull` copies of some heads: blocks, or rows of each.
 
-        A block has a row of its heads for each part of each layer.
+        A block has a row of its heads for each part of each layer; some layers of it are one piece.
         """
         there, here = (self._shape.part(ranks) for ranks in (ranks_there, self.n_ranks))
-        if copy.n_heads == there.kv_heads == here.kv_heads:
-            return runs * here.block_bytes, None
-        n_rows = self._shape.n_layers * self._shape.n_parts
-        head_bytes = self._shape.part(self._shape.kv_heads).block_bytes // n_rows
-        pieces = runs * np.array([there.block_bytes, here.block_bytes, n_rows])
-        pieces += np.array([copy.first_there * head_bytes, copy.first_here * head_bytes, 0])
+        n_layers, n_parts = self._shape.n_layers, self._shape.n_parts
+        sizes = np.array([there.block_bytes, here.block_bytes, 0])
+        layers = np.array([there.layer_bytes, here.layer_bytes, 0])
+        is_same = copy.n_heads == there.kv_heads == here.kv_heads
+        unit = here.layer_bytes if is_same else n_parts  # of a layer: bytes, or rows
+        found = []
+        for some in runs:
+            own = some.runs if some.n_layers == n_layers else each_block(some.runs)
+            pieces = own * sizes + layers * some.start
+            pieces[:, 2] = own[:, 2] * (some.n_layers * unit)
+            found.append(pieces)
+        whole = np.concatenate(found)
+        if is_same:
+            return whole, None
+        head_bytes = self._shape.part(self._shape.kv_heads).layer_bytes // n_parts
+        whole += np.array([copy.first_there * head_bytes, copy.first_here * head_bytes, 0])
         apart = (shape.kv_heads * head_bytes for shape in (there, here))
-        return pieces, Rows(copy.n_heads * head_bytes, *apart)
+        return whole, Rows(copy.n_heads * head_bytes, *apart)
 
 
 class _PeerParts(NamedTuple):
