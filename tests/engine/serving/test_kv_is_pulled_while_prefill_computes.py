@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from baton_testing.numpy_device import ASKED_IN_VAIN
-from baton_testing.pool_pair import LONG, OPTIONS, Pair, alone, fill, said
+from baton_testing.pool_pair import LONG, OPTIONS, Pair, alone, fill, memory_of, said
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.sharing import UnfitKvError
 from baton_worker.records.columns import ErrorCode
@@ -213,11 +211,6 @@ def test_what_a_device_pulled_and_nobody_took_is_cleared_before_the_next_holder(
     key = pair.decode.submit(3, LONG[:40], **OPTIONS, temperature=0.9, seed=3)
     pair.decode.drain()
     assert said(pair.decode, key) == alone(make_bench, 3, LONG[:40])
-
-
-def memory_of(sharing: Any) -> Any:
-
-    return np.frombuffer(mmap.mmap(*sharing.descriptors, sharing.n_bytes), np.uint8)
 
 
 @pytest.mark.parametrize("way", ["abort", "fail"])
