@@ -28,24 +28,28 @@ BLOCKS = st.lists(
 
 
 @pytest.mark.parametrize(
-    ("n_layers", "marks"),
+    ("n_layers", "n_tokens", "marks"),
     [
-        (1, ()),
-        (2, (1,)),
-        (3, (2,)),
-        (4, (2, 3)),
-        (8, (4, 6, 7)),
-        (36, (18, 27, 32)),
-        (61, (31, 46, 54)),
+        (1, 2048, ()),
+        (2, 2048, (1,)),
+        (3, 2048, (2,)),
+        (4, 2048, (2, 3)),
+        (8, 2048, (4, 6, 7)),
+        (36, 1024, (18, 27, 32)),
+        (36, 1023, (18,)),
+        (61, 2048, (31, 46, 54)),
+        (1, 5, ()),
     ],
 )
-def test_what_is_left_behind_a_word_becomes_less(n_layers: int, marks: tuple[int, ...]) -> None:
-    assert marked_layers(n_layers) == marks
+def test_what_is_left_behind_a_word_becomes_less(
+    n_layers: int, n_tokens: int, marks: tuple[int, ...]
+) -> None:
+    assert marked_layers(n_layers, n_tokens) == marks
 
 
-@given(n_layers=st.integers(1, 200))
-def test_no_word_says_nothing_and_none_says_all(n_layers: int) -> None:
-    marks = marked_layers(n_layers)
+@given(n_layers=st.integers(1, 200), n_tokens=st.integers(1, 4096))
+def test_no_word_says_nothing_and_none_says_all(n_layers: int, n_tokens: int) -> None:
+    marks = marked_layers(n_layers, n_tokens)
     assert list(marks) == sorted(set(marks))
     assert all(0 < mark < n_layers for mark in marks)
 

@@ -15,6 +15,7 @@ import pytest
 from baton_testing.engine_bench import LoadedModel
 from baton_testing.pool_pair import LONG, Pair, alone, fill, memory_of, said
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool
+from baton_worker.engine.kv import layers
 from baton_worker.engine.kv.layers import BegunBlocks
 from baton_worker.messages import HANDOFF_LAYERS
 from baton_worker.records.columns import ErrorCode
@@ -26,6 +27,11 @@ MARKS = (4, 6, 7)
 BLOCK = 16
 LAST = 150 % 32
 """Tokens of the long prompt's last chunk, in two blocks behind eight."""
+
+
+@pytest.fixture(autouse=True)
+def short_steps_are_told_as_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "FEW_TOKENS", 0)
 
 
 @pytest.fixture(scope="module")
@@ -318,10 +324,10 @@ def test_a_step_that_ends_with_an_error_between_two_words_ends_the_listening(
 def break_device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     from baton_worker.engine.backends.device.flight import DeviceFlight
 
-    layers, seen = DeviceFlight.layers, list[int]()
+    original, seen = DeviceFlight.layers, list[int]()
 
     def broken(self: Any) -> Any:
-        for n_layers in layers(self):
+        for n_layers in original(self):
             if seen:
                 raise RuntimeError("it breaks")
             seen.append(n_layers)

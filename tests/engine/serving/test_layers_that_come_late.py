@@ -14,10 +14,16 @@ from baton_testing.engine_bench import LoadedModel
 from baton_testing.late_pulls import LatePeer, LatePull
 from baton_testing.pool_pair import LONG, Pair, alone, said
 from baton_worker.engine.api import Handoff, KvFilled
+from baton_worker.engine.kv import layers
 from baton_worker.messages import HANDOFF_LAYERS
 
 ENGINES = ("paddle",)
 MARKS = (4, 6, 7)
+
+
+@pytest.fixture(autouse=True)
+def short_steps_are_told_as_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "FEW_TOKENS", 0)
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +74,14 @@ def test_what_comes_in_any_order_is_whole_when_all_has_come(
     key, words, handoff = pair.told()
     for word in words:
         pair.tell(word)
-    whole, layers = pair.peer.pulls[:-3], pair.peer.pulls[-3:]
+    whole, late = pair.peer.pulls[:-3], pair.peer.pulls[-3:]
     assert len(words) == 4 + len(MARKS)
     come(whole)
     if not is_before:
         pair.offer(handoff)
     for index in order:
         pair.decode.engine.check_integrity()
-        layers[index].come()
+        late[index].come()
         pair.decode.engine.has_work()
     if is_before:
         assert not pair.decode.engine.load().kv_blocks_used, "they are nobody's"
@@ -96,17 +102,17 @@ def test_blocks_one_of_whose_pulls_is_lost_are_pulled_again_whole(
     key, words, handoff = pair.told()
     for word in words:
         pair.tell(word)
-    layers = pair.peer.pulls[-3:]
-    layers[lost].lost = "its worker is silent"
+    late = pair.peer.pulls[-3:]
+    late[lost].lost = "its worker is silent"
     if not is_before:
         pair.offer(handoff)
-    for pull in pair.peer.pulls[:-3] + [pull for pull in layers if not pull.lost]:
+    for pull in pair.peer.pulls[:-3] + [pull for pull in late if not pull.lost]:
         pull.come()
         pair.decode.engine.has_work()
         pair.decode.engine.check_integrity()
     if is_before:
         pair.offer(handoff)
-    layers[lost].come()
+    late[lost].come()
     n_begun = len(pair.peer.pulls)
     pair.finish()
     assert said(pair.decode, key) == alone(make_bench, 1, LONG, model=deep)

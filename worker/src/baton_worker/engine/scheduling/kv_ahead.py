@@ -13,6 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import NamedTuple
 
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
@@ -214,17 +215,14 @@ class KvAhead:
 
     def _held(self, bet: _Bet, start: int, found: Sequence[int], n_new: int) -> list[int]:
         """Return blocks to pull into, held: what was found, filled further, and new ones."""
-        blocks = []
-        for name, block in zip(bet.ahead.names[start:], found, strict=False):
-            if self._allocator.is_idle(block):
-                blocks += self._allocator.resume([name])
-            else:
-                self._allocator.share([block])
-                blocks.append(block)
+        is_idle = list(map(self._allocator.is_idle, found))
+        names = bet.ahead.names[start : start + len(found)]
+        self._allocator.resume(list(compress(names, is_idle)))
+        self._allocator.share([b for b, idle in zip(found, is_idle, strict=True) if not idle])
         new = self._allocator.allocate(n_new)
         self._allocator.taint(new)
         clear_blocks(self._pool, self._allocator.take_uncleared())
-        return blocks + new
+        return [*found, *new]
 
     def settle(self) -> None:
         """Let go of blocks that have come: whoever is short of some may have them."""

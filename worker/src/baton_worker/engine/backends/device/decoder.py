@@ -82,7 +82,6 @@ class Decoder:
         self._products = Products(device, kernels)
         self._model_shape = model_shape
         self._weights = weights
-        self._marked = marked_layers(len(weights.layers))
         self._kv = kv
         self._scratch = scratch
         self._angles = _rope_tables(device, model_shape, n_positions)
@@ -97,10 +96,11 @@ class Decoder:
         """
         kernels, weights, eps = self._kernels, self._weights, self._model_shape.rms_norm_eps
         kernels.embed(weights.embed, fed.tokens, space.residual)
+        marked = marked_layers(len(weights.layers), int(fed.tokens.shape[0]))
         added: Added = None
         for index, layer in enumerate(weights.layers):
             added = self._layer(layer, index, added, fed, space)
-            if mark is not None and index + 1 in self._marked:
+            if mark is not None and index + 1 in marked:
                 mark(index + 1)
         self._add_norm(added, space, Norm(weights.final_norm, eps), space.final)
 

@@ -35,6 +35,9 @@ from baton_worker.engine.kv.sharing import (
 
 RESERVED_BLOCKS = 2
 """The null block and the trash block, which are handed to nobody."""
+_BLOCKS_A_RUN = 4
+"""Some layers of fewer neighbours than these, in the mean, are copied as pieces by one call for
+many, of more as rows by a call for each run: a piece takes the host some microseconds."""
 
 
 class SharedParts(NamedTuple):
@@ -134,9 +137,9 @@ class DeviceSharing:
         """
         runs, found = layer_runs(theirs, blocks, spans, self._shape.n_layers), []
         for copy in self._copies(ranks):
-            pieces, rows = self._heads_of(runs, copy, ranks)
-            whole = pieces if rows is None else each_row(pieces, rows)
-            found.append(PartPieces(copy.there, copy.here, whole))
+            parts = [self._heads_of(some, copy, ranks) for some in runs]
+            each = [pieces if rows is None else each_row(pieces, rows) for pieces, rows in parts]
+            found.append(PartPieces(copy.there, copy.here, np.concatenate(each)))
         return found
 
     def fence(self) -> Copy:
@@ -184,39 +187,38 @@ class DeviceSharing:
                 copier.follow(before)
                 begun = copier.record()
             source, to = there.parts[copy.there, copy.here], self.parts.memory[copy.here]
-            pieces, rows = self._heads_of(runs, copy, there.n_ranks)
-            found.append(_Timed(begun, copier.pull(source, to, pieces, rows)))
+            parts = [self._heads_of(some, copy, there.n_ranks) for some in runs]
+            found += [_Timed(begun, copier.pull(source, to, *part)) for part in parts]
         return _DeviceCopy(tuple(found))
 
     def _copies(self, ranks_there: int) -> tuple[HeadCopy, ...]:
         return head_copies(self._shape.kv_heads, ranks_there, self.n_ranks)
 
     def _heads_of(
-        self, runs: Sequence[LayerRuns], copy: HeadCopy, ranks_there: int
+        self, some: LayerRuns, copy: HeadCopy, ranks_there: int
     ) -> tuple[npt.NDArray[np.int64], Rows | None]:
-        """Return what `Device.pull` copies of some heads: blocks, or rows of each.
+        """Return what `Device.pull` copies of some heads and layers: blocks, or rows of them.
 
-        A block has a row of its heads for each part of each layer; some layers of it are one piece.
+        Of all heads, all layers of neighbours are one piece, and some layers of them a row each. Of
+        some heads a block has a row for each part of each layer.
         """
         there, here = (self._shape.part(ranks) for ranks in (ranks_there, self.n_ranks))
-        n_layers, n_parts = self._shape.n_layers, self._shape.n_parts
-        sizes = np.array([there.block_bytes, here.block_bytes, 0])
-        layers = np.array([there.layer_bytes, here.layer_bytes, 0])
-        is_same = copy.n_heads == there.kv_heads == here.kv_heads
-        unit = here.layer_bytes if is_same else n_parts  # of a layer: bytes, or rows
-        found = []
-        for some in runs:
-            own = some.runs if some.n_layers == n_layers else each_block(some.runs)
-            pieces = own * sizes + layers * some.start
-            pieces[:, 2] = own[:, 2] * (some.n_layers * unit)
-            found.append(pieces)
-        whole = np.concatenate(found)
-        if is_same:
-            return whole, None
+        n_parts = self._shape.n_parts
+        sizes = np.array([there.block_bytes, here.block_bytes, 1])
+        first = some.start * np.array([there.layer_bytes, here.layer_bytes, 0])
+        is_whole = some.n_layers == self._shape.n_layers
+        if copy.n_heads == there.kv_heads == here.kv_heads:
+            n_bytes = some.n_layers * here.layer_bytes
+            if is_whole or len(some.runs) * _BLOCKS_A_RUN > some.runs[:, 2].sum():
+                runs = some.runs if is_whole else each_block(some.runs)
+                return runs * sizes * [1, 1, n_bytes] + first, None
+            return some.runs * sizes + first, Rows(n_bytes, there.block_bytes, here.block_bytes)
+        runs = some.runs if is_whole else each_block(some.runs)
         head_bytes = self._shape.part(self._shape.kv_heads).layer_bytes // n_parts
-        whole += np.array([copy.first_there * head_bytes, copy.first_here * head_bytes, 0])
+        pieces = runs * sizes * [1, 1, some.n_layers * n_parts] + first
+        pieces += np.array([copy.first_there * head_bytes, copy.first_here * head_bytes, 0])
         apart = (shape.kv_heads * head_bytes for shape in (there, here))
-        return whole, Rows(copy.n_heads * head_bytes, *apart)
+        return pieces, Rows(copy.n_heads * head_bytes, *apart)
 
 
 class _PeerParts(NamedTuple):

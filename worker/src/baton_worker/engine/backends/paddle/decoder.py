@@ -93,7 +93,6 @@ class Model:
         self._reduce = reduce or _whole
         self._attention = attention
         self._embed = as_tensor(weights.embed)
-        self._marked = marked_layers(len(weights.layers))
         self._layers = [_load_layer(shape, layer, i) for i, layer in enumerate(weights.layers)]
         self._mtp = [_load_mtp(shape, mtp, i) for i, mtp in enumerate(weights.mtp[:n_mtp])]
         assert len(self._mtp) == n_mtp, "the weights have fewer MTP layers"
@@ -122,9 +121,10 @@ class Model:
         P is `layout.n_rows(N)`; rows behind N are padding, here and in all methods below.
         """
         x = paddle.gather(self._embed, as_tensor(pad_rows(tokens)))
+        marked = marked_layers(len(self._layers), len(tokens))
         for index, layer in enumerate(self._layers):
             x = self._decoder_layer(x, layer, index, plan)
-            if mark is not None and index + 1 in self._marked:
+            if mark is not None and index + 1 in marked:
                 mark(index + 1)
         return x
 
