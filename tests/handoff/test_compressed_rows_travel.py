@@ -115,20 +115,28 @@ def test_the_pieces_that_are_read_are_the_blocks(is_by_block: bool) -> None:
         assert not moved[[2, 4, 5, 7]].any()
 
 
+SCATTERED = ([5, 2, 3], [4, 3, 7], [(0, 1), (1, 2), (0, 2)])
+"""Of one block the layers in front, of another those behind, and one whole."""
+NEIGHBOURS = ([2, 3, 4, 5, 7], [3, 4, 5, 6, 2], [(1, 2)] * 4 + [(0, 2)])
+"""Of four that lie behind one another those behind: rows of one copy on a device."""
+
+
 @BOTH
 @pytest.mark.parametrize("way", ["pulled", "read"])
 @pytest.mark.parametrize("shape", [ROWS, HEADS], ids=["rows", "heads"])
-def test_of_some_layers_no_other_is_touched(shape: KvShape, is_by_block: bool, way: str) -> None:
-    """Of one block those in front, of another those behind, and one whole."""
+@pytest.mark.parametrize("places", [SCATTERED, NEIGHBOURS], ids=["scattered", "neighbours"])
+def test_of_some_layers_no_other_is_touched(
+    shape: KvShape, is_by_block: bool, way: str, places: Any
+) -> None:
     shape = dataclasses.replace(shape, is_by_block=is_by_block)
     own, other = pool_of(shape), pool_of(shape)
-    theirs, blocks, n = [5, 2, 3], [4, 3, 7], shape.n_layers
-    spans = np.array([[0, 1], [1, n], [0, n]])
-    given, before = rows_of(shape, 3), [1 - array for array in rows_of(shape, 3)]
+    theirs, blocks, spans = (*places[:2], np.array(places[2]))
+    n, n_positions = len(blocks), 4 * len(blocks)
+    given, before = rows_of(shape, n), [1 - array for array in rows_of(shape, n)]
     other.import_blocks(theirs, given)
     own.import_blocks(blocks, before)
-    exported(other, theirs, 12)
-    exported(own, blocks, 12)
+    exported(other, theirs, n_positions)
+    exported(own, blocks, n_positions)
     sharing = other.sharing
     if way == "pulled":
         peer = own.sharing.attach(sharing.descriptors, sharing.n_bytes, other.shape)
@@ -138,11 +146,12 @@ def test_of_some_layers_no_other_is_touched(shape: KvShape, is_by_block: bool, w
         source, to = (memory_of(pool.sharing) for pool in (other, own))
         for there, here, n_bytes in pieces.tolist():
             to[here : here + n_bytes] = source[there : there + n_bytes]
-    layers = [layers_of(shape, arrays) for arrays in (exported(own, blocks, 12), given, before)]
+    found = exported(own, blocks, n_positions)
+    layers = [layers_of(shape, arrays) for arrays in (found, given, before)]
     for at, (start, stop) in enumerate(spans.tolist()):
-        for layer in range(n):
-            found, new, old = (some[layer][:, at].tobytes() for some in layers)
-            assert found == (new if start <= layer < stop else old)
+        for layer in range(shape.n_layers):
+            is_, new, old = (some[layer][:, at].tobytes() for some in layers)
+            assert is_ == (new if start <= layer < stop else old)
 
 
 def layers_of(shape: KvShape, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
