@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import ConfigError, CurveConfig, HandoffConfig
-from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
-from baton_worker.engine.kv.layers import BegunBlocks
+from baton_worker.engine.api import BegunBlocks, Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.kv.sharing import Leases, PeerPool

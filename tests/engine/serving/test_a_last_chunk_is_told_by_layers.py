@@ -14,9 +14,8 @@ import pytest
 
 from baton_testing.engine_bench import LoadedModel
 from baton_testing.pool_pair import LONG, Pair, alone, fill, memory_of, said
-from baton_worker.engine.api import Handoff, KvFilled, KvInPool
+from baton_worker.engine.api import BegunBlocks, Handoff, KvFilled, KvInPool
 from baton_worker.engine.kv import layers
-from baton_worker.engine.kv.layers import BegunBlocks
 from baton_worker.messages import HANDOFF_LAYERS
 from baton_worker.records.columns import ErrorCode
 

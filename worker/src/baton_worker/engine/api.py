@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.kv.layers import ALL_WHOLE, BegunBlocks
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState, Submit
 from baton_worker.records.columns import ErrorCode, StepColumns
@@ -58,6 +57,19 @@ class KvInPool:
     blocks: tuple[int, ...]
     lease: LeaseName
     pool: Any = None
+
+
+class BegunBlocks(NamedTuple):
+    """The last `n_blocks` of those that are told hold their first `n_layers` layers, and no more
+    yet.
+    """
+
+    n_blocks: int
+    n_layers: int
+
+
+ALL_WHOLE = BegunBlocks(0, 0)
+"""Nothing is begun: every block is whole."""
 
 
 class KvFilled(NamedTuple):

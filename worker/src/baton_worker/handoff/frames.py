@@ -24,8 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
-from baton_worker.engine.kv.layers import BegunBlocks
+from baton_worker.engine.api import BegunBlocks, Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import BY_BLOCK, COMPRESSED
 from baton_worker.handoff.pool_words import POOL_ID_BYTES
 from baton_worker.identity import RequestKey

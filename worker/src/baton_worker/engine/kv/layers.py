@@ -21,19 +21,6 @@ Spans = npt.NDArray[np.int64]
 """i64[blocks, 2]: of each block the first layer, and the one behind the last."""
 
 
-class BegunBlocks(NamedTuple):
-    """The last `n_blocks` of those that are told hold their first `n_layers` layers, and no more
-    yet.
-    """
-
-    n_blocks: int
-    n_layers: int
-
-
-ALL_WHOLE = BegunBlocks(0, 0)
-"""Nothing is begun: every block is whole."""
-
-
 class LayerRuns(NamedTuple):
     """Layers `start : stop` of blocks.
 

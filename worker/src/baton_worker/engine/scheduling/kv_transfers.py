@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
-from baton_worker.engine.kv.layers import BegunBlocks, Spans, count_layers, spans_of
+from baton_worker.engine.api import BegunBlocks, Handoff, KvFilled, KvInPool, LeaseName
+from baton_worker.engine.kv.layers import Spans, count_layers, spans_of
 from baton_worker.engine.kv.payload import KV_MAGNITUDE, is_tame
 from baton_worker.engine.kv.pool import KvStore
 from baton_worker.engine.kv.sharing import (
