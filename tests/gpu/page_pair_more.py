@@ -87,8 +87,8 @@ worker's for the same prompt, the median. Prefill counts two parts of it, means 
 its offer to decode's word of it, and on to decode's word that all the KV is in its pool. The rest
 is decode's first step, which a mixed worker has launched before it tells the first token, and what
 the means are off the median. *Next gaps*: from the second token to the third, and to the fourth, in
-ms: there decode's steps are long under way. A chunk's KV can be read when it is computed, and the
-last one's only behind it.
+ms: there decode's steps are long under way. What is not read before the last chunk is computed is
+read behind the offer.
 
 {table(head, rows)}"""
 

@@ -5,7 +5,7 @@ say on the wire stays what it was.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from baton_testing.numpy_device import NumpyDevice
+from baton_testing.pool_pair import memory_of
 from baton_worker.engine.api import Handoff
 from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.kv.payload import KvShape
@@ -112,6 +113,53 @@ def test_the_pieces_that_are_read_are_the_blocks(is_by_block: bool) -> None:
         start += array.nbytes
         np.testing.assert_array_equal(moved[[3, 6]], array[[2, 5]])
         assert not moved[[2, 4, 5, 7]].any()
+
+
+SCATTERED = ([5, 2, 3], [4, 3, 7], [(0, 1), (1, 2), (0, 2)])
+"""Of one block the layers in front, of another those behind, and one whole."""
+NEIGHBOURS = ([2, 3, 4, 5, 7], [3, 4, 5, 6, 2], [(1, 2)] * 4 + [(0, 2)])
+"""Of four that lie behind one another those behind: rows of one copy on a device."""
+
+
+@BOTH
+@pytest.mark.parametrize("way", ["pulled", "read"])
+@pytest.mark.parametrize("shape", [ROWS, HEADS], ids=["rows", "heads"])
+@pytest.mark.parametrize("places", [SCATTERED, NEIGHBOURS], ids=["scattered", "neighbours"])
+def test_of_some_layers_no_other_is_touched(
+    shape: KvShape, is_by_block: bool, way: str, places: Any
+) -> None:
+    shape = dataclasses.replace(shape, is_by_block=is_by_block)
+    own, other = pool_of(shape), pool_of(shape)
+    theirs, blocks, spans = (*places[:2], np.array(places[2]))
+    n, n_positions = len(blocks), 4 * len(blocks)
+    given, before = rows_of(shape, n), [1 - array for array in rows_of(shape, n)]
+    other.import_blocks(theirs, given)
+    own.import_blocks(blocks, before)
+    exported(other, theirs, n_positions)
+    exported(own, blocks, n_positions)
+    sharing = other.sharing
+    if way == "pulled":
+        peer = own.sharing.attach(sharing.descriptors, sharing.n_bytes, other.shape)
+        own.sharing.begin_pull(blocks, peer, theirs, spans).wait()
+    else:
+        ((_, _, pieces),) = own.sharing.pieces(blocks, theirs, shape, 1, spans)
+        source, to = (memory_of(pool.sharing) for pool in (other, own))
+        for there, here, n_bytes in pieces.tolist():
+            to[here : here + n_bytes] = source[there : there + n_bytes]
+    found = exported(own, blocks, n_positions)
+    layers = [layers_of(shape, arrays) for arrays in (found, given, before)]
+    for at, (start, stop) in enumerate(spans.tolist()):
+        for layer in range(shape.n_layers):
+            is_, new, old = (some[layer][:, at].tobytes() for some in layers)
+            assert is_ == (new if start <= layer < stop else old)
+
+
+def layers_of(shape: KvShape, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return of each layer its parts of all blocks, [parts, blocks, ...]."""
+    if shape.is_by_block:
+        return [arrays[0][:, layer].swapaxes(0, 1) for layer in range(shape.n_layers)]
+    parts = shape.n_parts
+    return [np.stack(arrays[at * parts : (at + 1) * parts]) for at in range(shape.n_layers)]
 
 
 @BOTH

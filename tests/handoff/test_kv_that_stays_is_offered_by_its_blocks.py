@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import ConfigError, CurveConfig, HandoffConfig
-from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
+from baton_worker.engine.api import BegunBlocks, Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.kv.sharing import Leases, PeerPool
@@ -36,6 +36,7 @@ from baton_worker.handoff.frames import (
     decode_offer,
     encode_filled,
     encode_offer,
+    is_filled,
 )
 from baton_worker.handoff.metrics import HandoffMetrics
 from baton_worker.handoff.places import PlaceLimits
@@ -339,6 +340,15 @@ def test_what_is_filled_is_told_of_requests_whose_offer_is_awaited_and_of_no_oth
     assert unheeded == {"place": 2, "blocks": 2, "pool": 0}
 
 
+def test_which_layers_are_filled_is_told_too(end: Any, tmp_path: Path, make_handoff: Any) -> None:
+    decode, prefill = granted(end, tmp_path, make_handoff)
+    told = filled_of(KEY, 5, 3)._replace(begun=BegunBlocks(1, 7))
+    prefill.transport.tell_filled(decode.target, told)
+    event = decode.next()
+    assert isinstance(event, HandoffFilled)
+    assert (event.filled.key, event.filled.begun) == (KEY, BegunBlocks(1, 7))
+
+
 @pytest.mark.parametrize("way", ["prefill leaves", "decode leaves", "decode refuses"])
 def test_who_gives_a_place_back_takes_back_what_was_told(
     end: Any, tmp_path: Path, make_handoff: Any, way: str
@@ -377,9 +387,38 @@ def test_what_is_filled_comes_back_as_it_was_sent() -> None:
     assert (back.kv.blocks, back.kv.lease, back.kv.pool) == ((5, 3), (1, 7), b"i" * 16)
 
 
+@given(begun=st.integers(0, 3), n_layers=st.integers(1, 1024))
+def test_which_layers_are_filled_comes_back_as_it_was_sent(begun: int, n_layers: int) -> None:
+    told = filled_of(KEY, 5, 3, 9)._replace(begun=BegunBlocks(begun, n_layers if begun else 0))
+    frames = encode_filled(told, b"i" * 16)
+    assert is_filled(frames)
+    assert frames[0] == (b"BKL1" if begun else b"BKF1"), "an older reader takes BKF1 for whole"
+    back = decode_filled(frames)
+    assert (back.key, back.kv.blocks, back.begun) == (KEY, (5, 3, 9), told.begun)
+
+
+def test_the_bytes_of_a_word_of_layers_are_these() -> None:
+    told = filled_of(RequestKey(7, 2), 5, 3)._replace(begun=BegunBlocks(1, 27))
+    assert encode_filled(told, b"i" * 16) == [
+        b"BKL1",
+        b"\x95\x07\x02\x94\xc4\x10" + b"i" * 16 + b"\x92\x05\x03\x01\x07\x01\x1b",
+    ]
+
+
+def layers_told(n_blocks: int, n_layers: int) -> list[bytes]:
+    told = filled_of(KEY, 5, 3)._replace(begun=BegunBlocks(n_blocks, n_layers))
+    return encode_filled(told, b"i" * 16)
+
+
 @pytest.mark.parametrize(
     ("frames", "told"),
     [
+        ([b"BKL1", b""], "what is filled"),
+        ([b"BKL1", encode_filled(filled_of(KEY, 5), b"i" * 16)[1]], "what is filled"),
+        (layers_told(3, 1), "n_blocks is 3"),
+        (layers_told(-1, 1), "n_blocks is -1"),
+        (layers_told(1, 0), "n_layers is 0"),
+        (layers_told(1, 1025), "n_layers is 1025"),
         ([b"BKF1"], "1 frames tell what is filled"),
         ([b"BKF1", b"", b""], "3 frames tell what is filled"),
         ([b"BKF1", b""], "what is filled"),
@@ -399,3 +438,5 @@ def test_what_tells_of_nothing_is_refused(frames: list[bytes], told: str) -> Non
 def test_any_bytes_are_what_is_filled_or_an_error_that_says_so(message: bytes) -> None:
     with pytest.raises(HandoffFormatError):
         decode_filled([b"BKF1", message])
+    with pytest.raises(HandoffFormatError):
+        decode_filled([b"BKL1", message])

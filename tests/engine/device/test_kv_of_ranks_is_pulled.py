@@ -95,6 +95,37 @@ def test_the_same_bits_arrive_whoever_holds_the_heads(
             engine.close()
 
 
+@pytest.mark.parametrize(("prefill", "decode"), GROUPS)
+@pytest.mark.parametrize("is_compressed", [False, True], ids=["heads", "compressed"])
+def test_some_layers_arrive_alone_whoever_holds_the_heads(
+    make_checkpoint: Callable[..., Any], prefill: int, decode: int, is_compressed: bool
+) -> None:
+    folder = make_checkpoint("deepseek_v3").path if is_compressed else TINY_MODEL
+    theirs, blocks = [5, 6, 3, 9], [2, 3, 8, 7]
+    with over(prefill, folder) as first, over(decode, folder) as second:
+        engines = [DeviceEngine(m, options(share_kv=True), Clock()) for m in (first, second)]
+        source, target = (engine.pool for engine in engines)
+        n_layers = source.shape.n_layers
+        (form,) = source.shape.arrays(len(blocks))
+        rng = np.random.default_rng(1)
+        values, before = (rng.normal(size=form.shape).astype(form.dtype) for _ in range(2))
+        source.import_blocks(theirs, [values])
+        source.begin_export(theirs, 64)()
+        target.import_blocks(blocks, [before])
+        assert source.sharing is not None
+        assert target.sharing is not None
+        sharing = source.sharing
+        peer = target.sharing.attach(sharing.descriptors, sharing.n_bytes, source.shape)
+        spans = np.array([[0, 1], [0, 1], [1, n_layers], [0, n_layers]])
+        target.sharing.begin_pull(blocks, peer, theirs, spans).wait()
+        (found,) = target.begin_export(blocks, 64)()
+        for at, (start, stop) in enumerate(spans.tolist()):
+            before[at, start:stop] = values[at, start:stop]
+        np.testing.assert_array_equal(found.view(np.uint32), before.view(np.uint32))
+        for engine in engines:
+            engine.close()
+
+
 def test_what_was_sent_and_given_up_does_not_land_on_what_is_pulled() -> None:
     """Other ranks write what is sent beside their steps: a pull into the same block waits."""
     with over(2) as first, over(2) as second:

@@ -42,8 +42,10 @@ class SlowSharing:
         self._sharing = sharing
         self.pulls: list[SlowPull] = []
 
-    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> SlowPull:
-        own = tuple(blocks), peer, tuple(theirs)
+    def begin_pull(
+        self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int], spans: Any
+    ) -> SlowPull:
+        own = tuple(blocks), peer, tuple(theirs), spans
         pull = SlowPull(lambda: self._sharing.begin_pull(*own).wait())
         self.pulls.append(pull)
         return pull
@@ -106,7 +108,7 @@ def test_an_offer_whose_blocks_are_coming_is_decoded_when_they_have(
     assert pair.decode.engine.has_work(), "or nobody would look whether they have come"
     end(pair, slow)
     assert said(pair.decode, key) == alone(make_bench, 1, LONG)
-    assert pair.pulled() == (8, 2), "each block once"
+    assert pair.pulled() == (0, 10), "each block once, and none before the offer"
 
 
 def test_others_are_admitted_and_served_meanwhile(pair: Pair, slow: SlowSharing) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from baton_testing.numpy_device import NumpyDevice
 from baton_worker.engine.api import EngineRefusedError, Handoff, KvInPool
 from baton_worker.engine.backends.device.pool import DevicePool
+from baton_worker.engine.kv.layers import runs_of
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
 from baton_worker.engine.kv.sharing import (
@@ -26,7 +27,6 @@ from baton_worker.engine.kv.sharing import (
     Leases,
     PeerPool,
     mapped_leases,
-    runs_of,
 )
 from baton_worker.records.columns import ErrorCode
 

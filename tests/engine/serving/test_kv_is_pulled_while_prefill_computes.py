@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from baton_testing.numpy_device import ASKED_IN_VAIN
-from baton_testing.pool_pair import LONG, OPTIONS, Pair, alone, fill, said
+from baton_testing.pool_pair import LONG, OPTIONS, Pair, alone, fill, memory_of, said
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.sharing import UnfitKvError
 from baton_worker.records.columns import ErrorCode
@@ -29,6 +27,7 @@ def test_a_prompt_that_is_pulled_while_it_is_computed_says_the_same(
     pair = Pair(make_bench, **limits)
     key = pair.submit(1, LONG)
     (handoff,) = pair.compute()
+    pair.come()
     pair.offer(handoff)
     pair.finish()
     assert said(pair.decode, key) == alone(make_bench, 1, LONG, **limits)
@@ -65,6 +64,7 @@ def test_a_word_that_was_lost_is_made_up_for_by_the_next(make_bench: Callable[..
     pair.tell(told[0])  # late
     pair.tell(told[3])
     (handoff,) = pair.compute()
+    pair.come()
     pair.offer(handoff)
     pair.finish()
     assert pair.pulled() == (8, 2)
@@ -213,11 +213,6 @@ def test_what_a_device_pulled_and_nobody_took_is_cleared_before_the_next_holder(
     assert said(pair.decode, key) == alone(make_bench, 3, LONG[:40])
 
 
-def memory_of(sharing: Any) -> Any:
-
-    return np.frombuffer(mmap.mmap(*sharing.descriptors, sharing.n_bytes), np.uint8)
-
-
 @pytest.mark.parametrize("way", ["abort", "fail"])
 @pytest.mark.parametrize("after_steps", [0, 1, 2])
 def test_who_ends_with_blocks_that_were_pulled_before_leaves_none(
@@ -276,20 +271,13 @@ def test_any_order_of_what_is_told_and_what_happens_is_exact(
     pair.check_nothing_is_left()
 
 
-def come(pair: Pair) -> None:
-    """Let all copies end that are under way."""
-    for bet in pair.decode.engine._pulls._bets.values():
-        for going in bet.pulls:
-            going.pull.wait(60)
-
-
 def test_pulls_that_have_come_let_in_who_waits_though_nobody_steps(
     make_bench: Callable[..., Any],
 ) -> None:
     pair = Pair(make_bench, n_blocks=12, max_model_len=192, max_running=2)
     pair.submit(0, LONG)
     pair.tell(fill(pair)[-1])
-    come(pair)
+    pair.come()
     other = pair.decode.submit(5, LONG[:100], max_tokens=20)
     assert pair.decode.engine.has_work()
     pair.decode.drain()
@@ -305,7 +293,7 @@ def test_pulls_that_have_come_let_in_who_waits_while_steps_go_ahead(
         pair.decode.step()
     pair.submit(0, LONG)
     pair.tell(fill(pair)[-1])
-    come(pair)
+    pair.come()
     second = pair.decode.submit(6, LONG[:130], max_tokens=5)
     for _ in range(10):
         pair.decode.step()
@@ -385,7 +373,7 @@ def test_one_block_that_was_taken_costs_the_end_and_not_the_front(
     pair.submit(0, LONG)
     for filled in fill(pair):
         pair.tell(filled)
-        come(pair)
+        pair.come()
     (handoff,) = pair.compute()
     assert pair.pulled() == (8, 0)
     pair.decode.submit(5, LONG[:66], max_tokens=2)  # 5 blocks, and 4 are empty
@@ -414,7 +402,7 @@ def test_values_that_are_not_fit_are_not_tried_for_ever(
     pair.submit(0, LONG)
     told = fill(pair)[-1]
 
-    def unfit(blocks: Any, peer: Any, theirs: Any) -> Any:
+    def unfit(blocks: Any, peer: Any, theirs: Any, spans: Any) -> Any:
         tries.append(len(theirs))
         raise UnfitKvError("NaN")
 

@@ -5,19 +5,14 @@ written to by what comes when its request is long gone.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from baton_testing.late_pulls import LatePeer
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool
 from baton_worker.engine.kv.sharing import (
-    GivenAwayError,
-    KvSharing,
-    PeerPool,
-    PullLostError,
-    UnfitKvError,
     mapped_leases,
 )
 from baton_worker.records.columns import ErrorCode
@@ -26,79 +21,6 @@ ENGINES = ("paddle",)
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "logprobs_k": 2}
 PROMPT = tuple(2 + (7 * i) % 50 for i in range(70))
 OTHER = tuple(3 + (5 * i) % 40 for i in range(70))
-
-
-class LatePull:
-    """A `Pull` that comes when the test lets it: only then does anything write to its blocks."""
-
-    def __init__(self, copy: Callable[[], None], check: Callable[[], None]) -> None:
-        self._copy, self._check = copy, check
-        self._has_come = False
-        self.lost = ""
-        self.failure: Exception | None = None
-
-    def come(self) -> None:
-        try:
-            self._copy()
-        except UnfitKvError as error:
-            self.failure = error
-        self._has_come = True
-
-    def has_come(self) -> bool:
-        return self._has_come
-
-    def is_lost(self) -> bool:
-        return bool(self.lost)
-
-    def wait(self, most_seconds: float = math.inf) -> None:
-        assert most_seconds < 1, "an engine that waits for long is one that hangs"
-
-    def check(self) -> None:
-        if self.lost:
-            raise PullLostError(self.lost)
-        assert self._has_come, "nobody may look at what has not come"
-        if self.failure is not None:
-            raise self.failure
-        self._check()
-
-
-class LatePeer:
-    """A `Peer` over a mapped pool, whose pulls are `LatePull`s."""
-
-    def __init__(self, pool: PeerPool) -> None:
-        self._pool, self.shape = pool, pool.shape
-        self.pulls: list[LatePull] = []
-
-    def goes_beside(self, own: KvSharing) -> bool:
-        return True
-
-    def is_lent(self, slot: int, serial: int) -> bool:
-        return True
-
-    def pull(
-        self,
-        own: KvSharing,
-        blocks: Sequence[int],
-        theirs: Sequence[int],
-        lease: tuple[int, int] | None,
-    ) -> LatePull:
-        into, out_of = list(blocks), list(theirs)
-
-        def copy() -> None:
-            if into:
-                own.begin_pull(into, self._pool, out_of).wait()
-
-        def check() -> None:
-            if lease is not None and not self._pool.is_lent(*lease):
-                raise GivenAwayError("prefill gave its blocks away before they were here")
-
-        self.pulls.append(LatePull(copy, check))
-        return self.pulls[-1]
-
-    def all_come(self) -> None:
-        for pull in self.pulls:
-            if not pull.has_come():
-                pull.come()
 
 
 class Pair:

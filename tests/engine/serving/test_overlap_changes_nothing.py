@@ -230,10 +230,10 @@ class _Watched:
         self.begun = threading.Semaphore(0)
         self.fed: list[int] = []
 
-    def forward(self, tokens: Any, plan: Any) -> Any:
+    def forward(self, tokens: Any, plan: Any, *more: Any) -> Any:
         self.fed.append(len(tokens))
         self.begun.release()
-        return self.model.forward(tokens, plan)
+        return self.model.forward(tokens, plan, *more)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)

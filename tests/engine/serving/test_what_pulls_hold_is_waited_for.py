@@ -55,8 +55,10 @@ class SlowSharing:
         self.pulls: list[SlowPull] = []
         self.waited: list[float] = []
 
-    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> SlowPull:
-        own = tuple(blocks), peer, tuple(theirs)
+    def begin_pull(
+        self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int], spans: Any
+    ) -> SlowPull:
+        own = tuple(blocks), peer, tuple(theirs), spans
         copy = lambda: self._sharing.begin_pull(*own).wait()  # noqa: E731
         self.pulls.append(SlowPull(copy, self.waited, self._most_waits))
         return self.pulls[-1]

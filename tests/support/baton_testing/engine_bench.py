@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from baton_testing import numpy_reference as reference
-from baton_worker.engine.api import Handoff, StepResult
+from baton_worker.engine.api import Handoff, StepResult, TellFilled
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.mla import Mla
@@ -189,9 +189,14 @@ class Bench:
         *,
         hand_over: bool = False,
         kv_stays: bool = False,
+        features: tuple[str, ...] = (),
         **options: Any,
     ) -> RequestKey:
-        """Submit a prompt; keywords go to Submit or else to SamplingParams."""
+        """Submit a prompt; keywords go to Submit or else to SamplingParams.
+
+        Args:
+            features: of the decode worker that it is handed over to.
+        """
         of_request = set(Submit.__struct_fields__)
         fields = {name: options.pop(name) for name in [*options] if name in of_request}
         options.setdefault("ignore_eos", True)
@@ -199,14 +204,14 @@ class Bench:
             *key(number),
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(**options),
-            decode=DecodeTarget("decode-0", "") if hand_over else None,
+            decode=DecodeTarget("decode-0", "", features=features) if hand_over else None,
             **fields,
         )
         self.engine.submit(request, kv_stays)
         return request.key
 
-    def step(self) -> StepResult:
-        result = self.engine.step()
+    def step(self, tell_filled: TellFilled = lambda filled: None) -> StepResult:
+        result = self.engine.step(tell_filled=tell_filled)
         self.reader.read(result)
         self.engine.check_integrity()
         return result

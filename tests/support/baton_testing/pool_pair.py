@@ -5,8 +5,11 @@ hand.
 from __future__ import annotations
 
 import dataclasses
+import mmap
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool
 from baton_worker.engine.kv.sharing import Peer, PeerPool, mapped_leases
@@ -42,7 +45,7 @@ class Pair:
         return dataclasses.replace(kv, pool=self.peer)
 
     def tell(self, filled: KvFilled, n_tokens: int = 150) -> None:
-        self.decode.engine.pull_ahead(KvFilled(filled.key, self.here(filled.kv)), n_tokens)
+        self.decode.engine.pull_ahead(filled._replace(kv=self.here(filled.kv)), n_tokens)
 
     def offer(self, handoff: Handoff) -> None:
         assert isinstance(handoff.kv, KvInPool)
@@ -65,7 +68,16 @@ class Pair:
             for key in self.decode.step().imported:
                 self.prefill.engine.release_handoff(key)
 
-    def pulled(self) -> tuple[int, int]:
+    def come(self) -> None:
+        """Let all copies come that are under way and whose offers are not here."""
+        for bet in self.decode.engine._pulls._bets.values():
+            for going in bet.pulls:
+                going.pull.wait(60)
+
+    def pulled(self) -> tuple[float, float]:
+        """Return the blocks that were there before their offers, or will be, and all others."""
+        self.come()
+        self.decode.engine.has_work()
         load = self.decode.engine.load()
         return load.kv_pulled_ahead_blocks, load.kv_pulled_behind_blocks
 
@@ -73,6 +85,11 @@ class Pair:
         self.prefill.check_nothing_is_left()
         self.decode.check_nothing_is_left()
         assert not self.decode.engine._pulls._bets
+
+
+def memory_of(sharing: Any) -> Any:
+    """Return the bytes of a shared pool, uint8[*]."""
+    return np.frombuffer(mmap.mmap(*sharing.descriptors, sharing.n_bytes), np.uint8)
 
 
 def fill(pair: Pair) -> list[KvFilled]:

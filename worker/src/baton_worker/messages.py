@@ -23,7 +23,9 @@ HANDOFF_NIXL = "handoff_nixl"
 """Feature of a decode worker that reads prefill workers' KV by NIXL."""
 HANDOFF_NIXL_RANKS = "handoff_nixl_ranks"
 """Feature of one that reads it out of the parts of several ranks, too; an older one cannot."""
-FEATURES = (*REQUEST_FEATURES, HANDOFF_PLACES)
+HANDOFF_LAYERS = "handoff_layers"
+"""Feature of one that is told of the first layers of blocks; an older one knows whole ones."""
+FEATURES = (*REQUEST_FEATURES, HANDOFF_PLACES, HANDOFF_LAYERS)
 """What this version's workers can do beyond the first version's."""
 
 

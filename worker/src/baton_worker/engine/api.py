@@ -59,11 +59,31 @@ class KvInPool:
     pool: Any = None
 
 
+class BegunBlocks(NamedTuple):
+    """The last `n_blocks` of those that are told hold their first `n_layers` layers, and no more
+    yet.
+    """
+
+    n_blocks: int
+    n_layers: int
+
+
+ALL_WHOLE = BegunBlocks(0, 0)
+"""Nothing is begun: every block is whole."""
+
+
 class KvFilled(NamedTuple):
-    """All that a prompt which is still computed has filled of its blocks: decode may pull it."""
+    """All that a prompt which is still computed has filled of its blocks: decode may pull it.
+
+    `begun`: which of them are not filled in all layers.
+    """
 
     key: RequestKey
     kv: KvInPool
+    begun: BegunBlocks = ALL_WHOLE
+
+
+TellFilled = Callable[[KvFilled], object]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,10 +208,11 @@ class DeviceLoad(NamedTuple):
     launched: Mapping[LaunchKind, Launched]
 
 
-WHY_LEFT_AHEAD = ("blocks", "lease", "times", "room", "unfit", "lost")
+WHY_LEFT_AHEAD = ("blocks", "lease", "times", "room", "unfit", "lost", "coming")
 """Why nothing of use is pulled before its offer: blocks that are not the request's or none of the
 pool's; lent no more; pulled too often; those who run need the room; values that no pool may hold;
-what was read has not come."""
+what was read has not come; others took some of its blocks while something comes for those behind.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +222,8 @@ class EngineLoad:
     Attributes:
         num_speculative_tokens: K as it is set now.
         kv_blocks_cached: blocks nobody holds whose KV the prefix cache may still give out.
-        kv_pulled_ahead_blocks, kv_pulled_behind_blocks: read out of other pools so far, before and
-            after the offer had come.
+        kv_pulled_ahead_blocks, kv_pulled_behind_blocks: read out of other pools so far: what had
+            come before the offer, and all else. Some layers of a block count as that part of it.
         kv_left_ahead: words of filled blocks that nothing of use was pulled for so far, by why:
             `WHY_LEFT_AHEAD`.
         device: None for an engine on the host.
@@ -215,8 +236,8 @@ class EngineLoad:
     kv_blocks_total: int
     num_speculative_tokens: int = 0
     kv_blocks_cached: int = 0
-    kv_pulled_ahead_blocks: int = 0
-    kv_pulled_behind_blocks: int = 0
+    kv_pulled_ahead_blocks: float = 0.0
+    kv_pulled_behind_blocks: float = 0.0
     kv_left_ahead: Mapping[str, int] = field(default_factory=dict)
     device: DeviceLoad | None = None
 
@@ -289,13 +310,18 @@ class Engine(Protocol):
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
 
-    def step(self, before_next: Callable[[], object] = lambda: None) -> StepResult:
+    def step(
+        self,
+        before_next: Callable[[], object] = lambda: None,
+        tell_filled: TellFilled = lambda filled: None,
+    ) -> StepResult:
         """Advance every runnable request once and return a step's result.
 
         An engine may return with the next step already in flight; `has_work` then holds.
         `before_next` is called before it launches that one, perhaps twice, and may call any method
         but `step`: what came while a step ran need not wait for another, unless that was launched
-        while the step ran.
+        while the step ran. `tell_filled` is told of prompts' last chunks, layer by layer, while the
+        step runs; it calls nothing of the engine.
         """
 
     def load(self) -> EngineLoad:

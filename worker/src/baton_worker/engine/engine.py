@@ -18,6 +18,7 @@ from baton_worker.engine.api import (
     Handoff,
     KvFilled,
     StepResult,
+    TellFilled,
 )
 from baton_worker.engine.kv.pool import KvStore, clear_blocks
 from baton_worker.engine.kv.sharing import Leases
@@ -44,6 +45,7 @@ from baton_worker.engine.scheduling.requests import (
 from baton_worker.engine.step.in_flight import (
     AheadRunner,
     InFlightStep,
+    Running,
     StepLauncher,
     positions_of,
 )
@@ -81,8 +83,7 @@ class StepEngine:
         self._clock = clock
         self._n_draft = options.n_draft
         self._limits = RequestLimits.of(shape, options)
-        self._parts = parts
-        runner = parts.runner
+        self._parts, runner = parts, parts.runner
         self._ahead = runner if options.overlap and isinstance(runner, AheadRunner) else None
         self._launcher = StepLauncher(options.overlap and self._ahead is None)
         self.progress = Progress(options.stuck_seconds, options.first_step_seconds, clock)
@@ -151,7 +152,7 @@ class StepEngine:
         if filled.key not in self._requests:
             most = self._identity.shape.blocks_for(min(n_tokens, self.max_model_len))
             spare = self._parts.scheduler.n_spoken_for(self._model_steps)
-            self._pulls.pull(filled.key, filled.kv, most, spare)
+            self._pulls.pull(filled, most, spare)
 
     def drop_ahead(self, key: RequestKey) -> None:
         """See `Engine.drop_ahead`."""
@@ -188,7 +189,8 @@ class StepEngine:
 
     def load(self) -> EngineLoad:
         """See `Engine.load`."""
-        scheduler, allocator = self._parts.scheduler, self._parts.allocator
+        scheduler, allocator, shape = self._parts.scheduler, self._parts.allocator, self.kv.shape
+        n_behind = self._pulls.n_behind + self._transfers.n_pulled
         return EngineLoad(
             running=scheduler.n_running,
             waiting=scheduler.n_waiting,
@@ -197,12 +199,16 @@ class StepEngine:
             kv_blocks_total=allocator.total,
             num_speculative_tokens=self._n_draft,
             kv_blocks_cached=allocator.n_idle,
-            kv_pulled_ahead_blocks=self._pulls.n_pulled,
-            kv_pulled_behind_blocks=self._transfers.n_pulled,
+            kv_pulled_ahead_blocks=self._pulls.n_before / shape.n_layers,
+            kv_pulled_behind_blocks=n_behind / shape.n_layers,
             kv_left_ahead=dict(self._pulls.n_left),
         )
 
-    def step(self, before_next: Callable[[], object] = lambda: None) -> StepResult:
+    def step(
+        self,
+        before_next: Callable[[], object] = lambda: None,
+        tell_filled: TellFilled = lambda filled: None,
+    ) -> StepResult:
         """Advance every runnable request once; see `Engine.step`.
 
         1. Collect the step in flight, or launch and collect one. 2. With overlap, launch the next
@@ -211,11 +217,11 @@ class StepEngine:
         columns, KV of prompts to hand over. All of that comes from the collected snapshot (R16).
         """
         self._in_flight = launched = self._in_flight or self._launch()
-        following, goes_ahead = None, self._may_go_ahead(launched)
-        if goes_ahead:
+        following = None
+        if self._may_go_ahead(launched):
             before_next()
             following = self._launch_ahead(launched)
-        landed = self._collect(launched)
+        landed = self._collect(launched, tell_filled)
         if self.options.overlap:
             if following is None:
                 before_next()  # once more where none went ahead: something came during the wait
@@ -256,22 +262,21 @@ class StepEngine:
         positions = positions_of(plan)
         has_rows = bool(plan.decode or plan.prefill)
         imports = self._transfers.import_some(plan.imports, may_wait=not has_rows)
-        work = partial(self._parts.runner.run, plan, n_draft)
         if not self.options.overlap:  # it is run here
             self.progress.stepping(plan.most_tokens, tuple(positions))
         if self._ahead is not None and has_rows:
             with self.progress.launching(plan.most_tokens, tuple(positions)):
                 flight = self._ahead.start(plan, n_draft)
-            lands = partial(flight.landed, self._is_here)
-            return InFlightStep(plan, n_draft, started, *imports, positions, lands, flight)
-        landed = self._launcher.launch(work if has_rows else None)
-        return InFlightStep(plan, n_draft, started, *imports, positions, landed)
+            lands = Running(partial(flight.landed, self._is_here), flight.layers)
+            return InFlightStep(plan, n_draft, started, *imports, positions, *lands, flight)
+        work = partial(self._parts.runner.run, plan, n_draft) if has_rows else None
+        lands = self._launcher.launch(work)
+        return InFlightStep(plan, n_draft, started, *imports, positions, *lands)
 
     def _may_go_ahead(self, launched: InFlightStep) -> bool:
         """Whether a step might be launched behind one before that has landed."""
-        if self._ahead is None or launched.flight is None:
-            return False
-        return any(self._parts.scheduler.going_on(launched.plan, self._endings))
+        is_ours = self._ahead is not None and launched.flight is not None
+        return is_ours and any(self._parts.scheduler.going_on(launched.plan, self._endings))
 
     def _launch_ahead(self, launched: InFlightStep) -> InFlightStep | None:
         """Launch the step behind one that has not landed, if the device can know what it feeds."""
@@ -289,18 +294,21 @@ class StepEngine:
             if flight is None:  # the blocks that the plan took stay with who will need them next
                 self.progress.gave_up()
                 return None
-        landed = partial(flight.landed, self._is_here)
-        return InFlightStep(plan, n_draft, started, {}, {}, {}, landed, flight, True)
+        lands = Running(partial(flight.landed, self._is_here), flight.layers)
+        return InFlightStep(plan, n_draft, started, {}, {}, {}, *lands, flight, True)
 
-    def _collect(self, launched: InFlightStep) -> _Landed:
-        """Wait for the step, then end what ended in it or was ended meanwhile.
+    def _collect(self, launched: InFlightStep, tell_filled: TellFilled) -> _Landed:
+        """Wait for the step, telling of last chunks' layers, then end what ended meanwhile.
 
-        A request that was ended from outside while its step was in flight leaves no other trace of
-        that step: its rows are dropped and its blocks become free only now.
+        Who was ended from outside while its step was in flight leaves no other trace of that step:
+        its rows are dropped and its blocks become free only now.
         """
         self._in_flight, launched = None, launched.settled(self._is_here)
         if self.options.overlap:
             self.progress.stepping(launched.plan.most_tokens, tuple(launched.positions))
+        for request, *at in launched.told_by_layers():
+            if self._is_here(request) and request.key not in self._endings:
+                tell_filled(self._transfers.filled_so_far(request, *at))
         snapshot = launched.landed()
         self.progress.output()
         failed = self._failed(launched, snapshot)
@@ -316,9 +324,8 @@ class StepEngine:
                 self._forget(self._requests[row.key])
         terminals, self._terminals = tuple(self._terminals), []
         imports = tuple(state for key, state in launched.imports.items() if key not in endings)
-        prompts = [chunk.request for chunk in launched.plan.prefill]
-        going_on = [r for r in prompts if self._is_here(r) and r.phase is Phase.RUNNING]
-        filled = self._transfers.filled(going_on)
+        prompts = [c.request for c in launched.plan.prefill if self._is_here(c.request)]
+        filled = self._transfers.filled([r for r in prompts if r.phase is Phase.RUNNING])
         return _Landed(launched, snapshot, terminals, imports, filled, failed)
 
     def _failed(self, launched: InFlightStep, snapshot: StepSnapshot) -> tuple[FailedRequest, ...]:
@@ -343,14 +350,13 @@ class StepEngine:
             tokens = snapshot.scoring.columns(snapshot.emitted, self._clock)
         emitted = emitted_columns(snapshot.rows, tokens.columns)
         out = StepOut(snapshot.rows, emitted, tokens.op_seconds, snapshot.prompts)
-        columns = build_columns(landed.terminals, landed.imports, out)
         for row in self._to_hand_over(out):
             state = handoff_state(row, out, self._identity)
             self._transfers.begin_export(self._requests[row.key], state)
         handoffs = self._transfers.export_some(self._is_here)
         started, self._finished_at = max(launched.started, self._finished_at), self._clock()
         return StepResult(
-            columns=columns,
+            columns=build_columns(landed.terminals, landed.imports, out),
             handoffs=handoffs,
             imported=tuple(state.key for state in landed.imports),
             stats=step_stats(launched.plan, out, launched.n_draft, started, self._finished_at),

@@ -202,20 +202,21 @@ class _LoadMetrics:
         )
         pulled = factory.counter(
             "baton_engine_kv_pulled_blocks",
-            "Decode: KV blocks read out of prefill workers' pools, by when: ahead of the offer, "
-            "while the prompt was computed, or behind it",
+            "Decode: KV blocks read out of prefill workers' pools, by when: there before the offer "
+            "came, or not; of a block of which some layers were read, that part",
             labels=("when",),
         )
         self._ahead, self._behind = (
             pulled.labels(*factory.values(when)) for when in ("ahead", "behind")
         )
-        self._n_ahead = self._n_behind = 0
+        self._n_ahead = self._n_behind = 0.0
         left = factory.counter(
             "baton_engine_kv_left_ahead",
             "Decode: words of filled blocks that nothing of use was pulled for, by why (blocks: "
             "not its own, or none of the pool's; lease: lent no more; times: pulled too often; "
             "room: those who run need it; unfit: values that no pool may hold; lost: it has not "
-            "come); a later word's pull or the offer's brings them",
+            "come; coming: others took some while something comes for the rest); a later word's "
+            "pull or the offer's brings them",
             labels=("reason",),
         )
         self._left = {why: left.labels(*factory.values(why)) for why in WHY_LEFT_AHEAD}

@@ -6,7 +6,8 @@ or, where the dtype's name ends in "-by-block", one array of whole blocks; with 
 the dtype there is one row in place of K and V (`engine.kv.payload`).
 KV that stays in prefill's pool is told by its blocks:
 `[b"BKP1", HandoffState, PoolRef as msgpack]`, and while the prompt is computed what is filled of
-them by `[b"BKF1", Filled as msgpack]`, which nobody answers.
+them by `[b"BKF1", Filled as msgpack]`, or of its last chunk layer by layer by
+`[b"BKL1", FilledLayers as msgpack]`, which nobody answers.
 An answer is `[b"BKV1", Answer as msgpack]`. Before it computes a prompt, prefill asks for a place:
 `[b"BKA1", Ask as msgpack]`, or takes that back with a Withdrawal. Parsing trusts nothing: sizes
 follow from the state, whose own numbers are capped first. Knows no sockets.
@@ -23,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
+from baton_worker.engine.api import BegunBlocks, Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.payload import BY_BLOCK, COMPRESSED
 from baton_worker.handoff.pool_words import POOL_ID_BYTES
 from baton_worker.identity import RequestKey
@@ -34,6 +35,7 @@ MAGIC = b"BKV1"
 ASK_MAGIC = b"BKA1"
 POOL_MAGIC = b"BKP1"
 FILLED_MAGIC = b"BKF1"
+LAYERS_MAGIC = b"BKL1"
 _DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
@@ -154,15 +156,37 @@ class Filled(msgspec.Struct, frozen=True, array_like=True):
         return RequestKey(self.handle, self.attempt)
 
 
+class FilledLayers(msgspec.Struct, frozen=True, array_like=True):
+    """The same, the last `n_blocks` of which hold their first `n_layers` layers alone.
+
+    It has a magic of its own: who reads a `Filled` takes all that it names for whole. Only a decode
+    worker with the feature HANDOFF_LAYERS is told it.
+    """
+
+    handle: int
+    attempt: int
+    ref: PoolRef
+    n_blocks: int
+    n_layers: int
+
+    @property
+    def key(self) -> RequestKey:
+        """The request."""
+        return RequestKey(self.handle, self.attempt)
+
+
 def encode_filled(filled: KvFilled, pool_id: bytes) -> list[bytes]:
     """Return the frames that tell what is filled of blocks in this process's pool."""
     ref = PoolRef(pool_id, filled.kv.blocks, *filled.kv.lease)
+    if filled.begun.n_blocks:
+        layers = FilledLayers(*filled.key, ref, *filled.begun)
+        return [LAYERS_MAGIC, msgspec.msgpack.encode(layers)]
     return [FILLED_MAGIC, msgspec.msgpack.encode(Filled(*filled.key, ref))]
 
 
 def is_filled(frames: Sequence[Any]) -> bool:
     """Whether a message tells what is filled of a prompt's blocks."""
-    return bool(frames) and bytes(frames[0]) == FILLED_MAGIC
+    return bool(frames) and bytes(frames[0]) in (FILLED_MAGIC, LAYERS_MAGIC)
 
 
 def decode_filled(frames: Sequence[Any]) -> KvFilled:
@@ -173,13 +197,21 @@ def decode_filled(frames: Sequence[Any]) -> KvFilled:
     """
     if len(frames) != 2:
         raise HandoffFormatError(f"{len(frames)} frames tell what is filled, expected 2")
+    kind: type[Filled | FilledLayers] = Filled
+    if bytes(frames[0]) == LAYERS_MAGIC:
+        kind = FilledLayers
     try:
-        filled = msgspec.msgpack.decode(frames[1], type=Filled)
+        filled = msgspec.msgpack.decode(frames[1], type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HandoffFormatError(f"what is filled: {error}") from error
     _bounded("filled", "handle", filled.handle, 1, (1 << 64) - 1)
     _bounded("filled", "attempt", filled.attempt, 0, 255)
-    return KvFilled(filled.key, _kv_of(filled.ref))
+    kv = _kv_of(filled.ref)
+    if isinstance(filled, Filled):
+        return KvFilled(filled.key, kv)
+    _bounded("filled", "n_blocks", filled.n_blocks, 1, len(kv.blocks))
+    _bounded("filled", "n_layers", filled.n_layers, 1, _MAX_LAYERS)
+    return KvFilled(filled.key, kv, BegunBlocks(filled.n_blocks, filled.n_layers))
 
 
 def encode_ask(ask: Ask | Withdrawal) -> list[bytes]:

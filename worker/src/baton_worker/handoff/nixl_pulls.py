@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from baton_worker.engine.kv.layers import Spans, count_layers
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import NULL_BLOCK, TRASH_BLOCK
 from baton_worker.engine.kv.sharing import (
@@ -106,10 +107,27 @@ class NixlPool:
         return not self.why_lost
 
     def pull(
-        self, own: KvSharing, blocks: Sequence[int], theirs: Sequence[int], lease: LeaseWords
+        self,
+        own: KvSharing,
+        blocks: Sequence[int],
+        theirs: Sequence[int],
+        lease: LeaseWords,
+        spans: Spans | None = None,
     ) -> NixlPull:
         """See `Peer.pull`."""
-        return self._pulls.begin(self, blocks, theirs, lease)
+        return self._pulls.begin(self, _Wanted(list(blocks), list(theirs), spans), lease)
+
+
+class _Wanted(NamedTuple):
+    """Blocks to read, and which layers of each; None for all."""
+
+    blocks: list[int]
+    theirs: list[int]
+    spans: Spans | None = None
+
+    def n_bytes(self, shape: KvShape) -> int:
+        """What is read."""
+        return count_layers(len(self.blocks), self.spans, shape.n_layers) * shape.layer_bytes
 
 
 class NixlPull:
@@ -196,11 +214,9 @@ class NixlPulls:
         """Have something done on the thread. May be called on any."""
         self._turns.order(order)
 
-    def begin(
-        self, pool: NixlPool, blocks: Sequence[int], theirs: Sequence[int], lease: LeaseWords
-    ) -> NixlPull:
+    def begin(self, pool: NixlPool, wanted: _Wanted, lease: LeaseWords) -> NixlPull:
         """Begin a pull, behind all that the device was given up to now."""
-        n_bytes = len(blocks) * pool.shape.block_bytes
+        n_bytes = wanted.n_bytes(pool.shape)
         patience = self._deadline_seconds + n_bytes / _SLOWEST_BYTES_PER_SECOND
         pull = NixlPull(patience)
         if pool.why_lost:
@@ -208,13 +224,12 @@ class NixlPulls:
             pull.end()
             return pull
         fence = self._own.fence()
-        blocks, theirs = list(blocks), list(theirs)
 
         def order() -> Iterator[None]:
             while not fence.has_come():
                 yield
             try:
-                yield from self._pull(pool, blocks, theirs, lease)
+                yield from self._pull(pool, wanted, lease)
             except (UnfitKvError, GivenAwayError) as error:
                 pull.fail(error)
             except NixlError as error:
@@ -239,7 +254,7 @@ class NixlPulls:
         yield from self._lease_word(pool, 0)
         expected, measured = self._expected(pool), 0.0
         for _ in range(2):  # the first one connects
-            seconds = yield from self._blocks(pool, [TRASH_BLOCK], [NULL_BLOCK])
+            seconds = yield from self._blocks(pool, _Wanted([TRASH_BLOCK], [NULL_BLOCK]))
             measured = pool.shape.block_bytes / seconds
         pool.rates = Rates(expected, measured)
 
@@ -258,25 +273,21 @@ class NixlPulls:
             yield from rank.add(name, pool.words.parts[there].metadata)
             added.append((rank, name))
 
-    def _pull(
-        self, pool: NixlPool, blocks: list[int], theirs: list[int], lease: LeaseWords
-    ) -> Iterator[None]:
+    def _pull(self, pool: NixlPool, wanted: _Wanted, lease: LeaseWords) -> Iterator[None]:
         if pool.why_lost:
             raise NixlError(pool.why_lost)
-        if blocks:
-            seconds = yield from self._blocks(pool, blocks, theirs)
-            self._tells.pulled(pool, len(blocks) * pool.shape.block_bytes, seconds)
-            self._own.check_values(blocks)
+        if wanted.blocks:
+            seconds = yield from self._blocks(pool, wanted)
+            self._tells.pulled(pool, wanted.n_bytes(pool.shape), seconds)
+            self._own.check_values(wanted.blocks)
         if lease is not None:
             slot, serial = lease
             if (yield from self._lease_word(pool, slot)) != serial:
                 raise GivenAwayError("prefill gave its blocks away before they were here")
 
-    def _blocks(
-        self, pool: NixlPool, blocks: list[int], theirs: list[int]
-    ) -> Generator[None, None, float]:
+    def _blocks(self, pool: NixlPool, wanted: _Wanted) -> Generator[None, None, float]:
         """Read blocks; returns the seconds that it took."""
-        copies = self._own.pieces(blocks, theirs, *pool.form)
+        copies = self._own.pieces(wanted.blocks, wanted.theirs, *pool.form, wanted.spans)
         started = time.monotonic()
         yield from _together([self._copy(pool, copy) for copy in copies])
         return max(time.monotonic() - started, 1e-9)

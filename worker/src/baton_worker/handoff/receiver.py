@@ -251,7 +251,7 @@ class Receiver:
 
     def _filled(self, route: bytes, frames: Sequence[Any]) -> None:
         """Pass on what can be pulled of a request that has a place; of others it is too early."""
-        key, kv = decode_filled(frames)
+        key, kv, begun = decode_filled(frames)
         n_tokens = self._places.promised_tokens(key, self._senders.name_of(route))
         pool = self._pools.find(kv.pool)
         if not n_tokens:
@@ -262,7 +262,7 @@ class Receiver:
             self._leave_word(key, "pool")
         else:
             self._told_filled.add(key)
-            filled = KvFilled(key, dataclasses.replace(kv, pool=pool))
+            filled = KvFilled(key, dataclasses.replace(kv, pool=pool), begun)
             self._on_event(HandoffFilled(filled, n_tokens))
 
     def _introduced(self, route: bytes, connection: int, frames: Sequence[Any]) -> None:

@@ -18,6 +18,7 @@ from baton_worker.engine.api import (
     EngineRefusedError,
     FailedRequest,
     Handoff,
+    KvFilled,
     StepResult,
     StepStats,
 )
@@ -116,10 +117,9 @@ class WorkerLoop:
 
     def turn(self, idle_seconds: float) -> None:
         """Serve queued events and step once; wait up to `idle_seconds` when there is no work."""
-        wait = 0.0 if self.parts.engine.has_work() else idle_seconds
-        has_served = self._serve_queued(wait)
+        has_served = self._serve_queued(0.0 if self.parts.engine.has_work() else idle_seconds)
         if self._stop_reason is None and self.parts.engine.has_work():
-            self._deliver(self.parts.engine.step(self._serve_queued))
+            self._deliver(self.parts.engine.step(self._serve_queued, self._tell_filled))
         elif has_served:
             self.parts.observe_load(self.parts.engine.load())
         if self._stop_reason is not None:
@@ -141,8 +141,7 @@ class WorkerLoop:
             if self.live.holds(key):
                 self._fail(key, ErrorCode.DECODE_FULL, "it waited too long to be decoded")
             else:
-                message = "no handoff came for this reservation"
-                self._end(key, ErrorCode.RESERVATION_EXPIRED, message)
+                self._end(key, ErrorCode.RESERVATION_EXPIRED, "no handoff came for this place")
         self._relieve_pressure()
         return bool(events)
 
@@ -300,10 +299,8 @@ class WorkerLoop:
         """A gateway process is gone: nobody reads its rows, so free what its requests hold."""
         keys = self.live.of_incarnation(incarnation)
         reserved = self.parts.ledger.reserved_by(incarnation)
-        log.warning(
-            "gateway lost",
-            extra={"incarnation": incarnation, "reason": reason, "requests": len(keys)},
-        )
+        facts = {"incarnation": incarnation, "reason": reason, "requests": len(keys)}
+        log.warning("gateway lost", extra=facts)
         for key in (*keys, *reserved):
             self._abort(key.handle, key.attempt)
 
@@ -329,8 +326,7 @@ class WorkerLoop:
             self._note_failure(failure)
         self._publish(result.columns)
         for filled in result.filled:
-            if target := self.live.target(filled.key):
-                self.parts.transport.tell_filled(target, filled)
+            self._tell_filled(filled)
         for handoff in result.handoffs:
             key = handoff.state.key
             if target := self.live.target(key):
@@ -339,6 +335,10 @@ class WorkerLoop:
             else:
                 self.parts.engine.release_handoff(key)
         self.parts.observe(result.stats, self.parts.engine.load())
+
+    def _tell_filled(self, filled: KvFilled) -> None:
+        if target := self.live.target(filled.key):
+            self.parts.transport.tell_filled(target, filled)
 
     def _note_failure(self, failure: FailedRequest) -> None:
         """Count and log a request that the engine ended; its row is among the step's."""

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from baton_worker.engine.kv.fitting import check_blocks_alike
+from baton_worker.engine.kv.layers import Spans, each_block, layer_runs
 from baton_worker.engine.kv.payload import KV_MAGNITUDE, KvShape, is_tame
 from baton_worker.engine.kv.sharing import (
     Arrived,
@@ -22,9 +24,7 @@ from baton_worker.engine.kv.sharing import (
     PartPieces,
     PeerPool,
     UnfitKvError,
-    check_blocks_alike,
     mapped,
-    runs_of,
 )
 
 
@@ -68,15 +68,23 @@ class HostSharing:
         check_blocks_alike(self._shape, shape, n_bytes, self._n_reserved)
 
     def pieces(
-        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape, ranks: int = 1
+        self,
+        blocks: Sequence[int],
+        theirs: Sequence[int],
+        shape: KvShape,
+        ranks: int = 1,
+        spans: Spans | None = None,
     ) -> list[PartPieces]:
         """See `KvSharing.pieces`: a block is one piece in each array of each layer."""
-        n_arrays = self._shape.n_parts * self._shape.n_layers
-        size = self._shape.block_bytes // n_arrays
-        runs = runs_of(theirs, blocks) * size
+        n_parts = self._shape.n_parts
+        size = self._shape.layer_bytes // n_parts
         strides = [(pool.n_blocks + self._n_reserved) * size for pool in (shape, self._shape)]
-        starts = np.arange(n_arrays)[:, None, None] * np.array([*strides, 0])
-        return [PartPieces(0, 0, (runs[None] + starts).reshape(-1, 3))]
+        found = []
+        for some in layer_runs(theirs, blocks, spans, self._shape.n_layers):
+            arrays = np.arange(some.start * n_parts, some.stop * n_parts)
+            starts = arrays[:, None, None] * np.array([*strides, 0])
+            found.append(((some.runs * size)[None] + starts).reshape(-1, 3))
+        return [PartPieces(0, 0, np.concatenate(found))]
 
     def fence(self) -> Copy:
         """See `KvSharing.fence`: a block is nobody's before the step that had it has landed."""
@@ -88,16 +96,24 @@ class HostSharing:
         if not is_tame([array[index] for array in self.arrays]):
             raise UnfitKvError(f"its KV holds NaN or a value beyond {KV_MAGNITUDE:g}")
 
-    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Copy:
+    def begin_pull(
+        self,
+        blocks: Sequence[int],
+        peer: PeerPool,
+        theirs: Sequence[int],
+        spans: Spans | None = None,
+    ) -> Copy:
         """See `KvSharing.begin_pull`."""
         started = time.perf_counter()
-        index = np.asarray(theirs, np.int64)
-        arrays = [array[index] for array in peer.memory]
-        if not is_tame(arrays):
+        n_parts, found = self._shape.n_parts, []
+        for some in layer_runs(theirs, blocks, spans, self._shape.n_layers):
+            there, here, _ = each_block(some.runs).T
+            arrays = range(some.start * n_parts, some.stop * n_parts)
+            found += [(self.arrays[index], here, peer.memory[index][there]) for index in arrays]
+        if not is_tame([values for _, _, values in found]):
             raise UnfitKvError(f"its KV holds NaN or a value beyond {KV_MAGNITUDE:g}")
-        into = np.asarray(blocks, np.int64)
-        for own, values in zip(self.arrays, arrays, strict=True):
-            own[into] = values
+        for own, here, values in found:
+            own[here] = values
         return Arrived(time.perf_counter() - started)
 
     def _arrays_in(

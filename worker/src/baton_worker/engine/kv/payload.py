@@ -87,6 +87,11 @@ class KvShape:
         itemsize = np.dtype(_STORED_AS[self.dtype]).itemsize
         return self.n_parts * self.n_layers * values * itemsize
 
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer of a block."""
+        return self.block_bytes // self.n_layers
+
     def part(self, ranks: int) -> KvShape:
         """Return the shape of each rank's pool where so many share the heads, or have one each."""
         return replace(self, kv_heads=max(self.kv_heads // ranks, 1))

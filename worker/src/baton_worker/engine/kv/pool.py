@@ -118,10 +118,14 @@ class BlockAllocator:
         return self._named.get(name)
 
     def keep(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
-        """Give up tainted blocks whose content `adopt` may ask for before others need the room."""
+        """Give up tainted blocks whose content `adopt` may ask for before others need the room.
+
+        What others hold they will keep, or not.
+        """
         for block, name in zip(blocks, names, strict=True):
-            self._named[name] = block
-            self._name_of[block] = name
+            if self._holders.get(block) == 1:
+                self._named[name] = block
+                self._name_of[block] = name
         self.free(blocks)
 
     def kept(self, names: Sequence[bytes]) -> list[int]:
@@ -142,11 +146,19 @@ class BlockAllocator:
 
     def adopt(self, names: Sequence[bytes]) -> None:
         """Hold what `kept` found. It is whole for its new holder, and has no name any more."""
+        self._tainted.difference_update(self.resume(names))
+
+    def resume(self, names: Sequence[bytes]) -> list[int]:
+        """Hold what `keep` was given and is there, to fill more of it; it is tainted still.
+
+        Returns:
+            The blocks.
+        """
         blocks = [self._named.pop(name) for name in names]
         for block in blocks:
             del self._name_of[block], self._idle[block]
             self._holders[block] = 1
-        self._tainted.difference_update(blocks)
+        return blocks
 
     def forget(self, names: Sequence[bytes]) -> None:
         """Drop what `keep` was given, as far as it is there."""

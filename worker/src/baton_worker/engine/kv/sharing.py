@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from baton_worker.engine.kv.layers import Spans, count_layers
 from baton_worker.engine.kv.payload import KvShape
 
 LEASE_BYTES = 8
@@ -58,13 +59,19 @@ class Peer(Protocol):
         """Whether, as far as is known without asking, its owner has kept what it lent so."""
 
     def pull(
-        self, own: KvSharing, blocks: Sequence[int], theirs: Sequence[int], lease: LeaseWords
+        self,
+        own: KvSharing,
+        blocks: Sequence[int],
+        theirs: Sequence[int],
+        lease: LeaseWords,
+        spans: Spans | None = None,
     ) -> Pull:
         """Begin to copy its blocks into as many of one's own, before any later step.
 
         Args:
             lease: slot and serial of what must hold when all has come; None if somebody looks at
                 that later.
+            spans: which layers of each; None for all.
 
         Raises:
             UnfitKvError: their values are not fit for this pool; nothing was written.
@@ -96,11 +103,17 @@ class PeerPool(NamedTuple):
         return own.goes_beside
 
     def pull(
-        self, own: KvSharing, blocks: Sequence[int], theirs: Sequence[int], lease: LeaseWords
+        self,
+        own: KvSharing,
+        blocks: Sequence[int],
+        theirs: Sequence[int],
+        lease: LeaseWords,
+        spans: Spans | None = None,
     ) -> Pull:
         """See `Peer.pull`."""
-        copy = own.begin_pull(blocks, self, theirs) if blocks else Arrived()
-        return _Leased(copy, self, lease, len(blocks) * self.shape.block_bytes)
+        copy = own.begin_pull(blocks, self, theirs, spans) if blocks else Arrived()
+        n_layers = count_layers(len(blocks), spans, self.shape.n_layers)
+        return _Leased(copy, self, lease, n_layers * self.shape.layer_bytes)
 
 
 class Leases:
@@ -282,20 +295,35 @@ class KvSharing(Protocol):
             CannotAttachError: it is none, or its blocks are not of this pool's form.
         """
 
-    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Copy:
+    def begin_pull(
+        self,
+        blocks: Sequence[int],
+        peer: PeerPool,
+        theirs: Sequence[int],
+        spans: Spans | None = None,
+    ) -> Copy:
         """Begin to copy a mapped peer's blocks into as many of one's own, before any later step.
+
+        Args:
+            spans: which layers of each; None for all.
 
         Raises:
             UnfitKvError: their values are not fit for this pool.
         """
 
     def pieces(
-        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape, ranks: int = 1
+        self,
+        blocks: Sequence[int],
+        theirs: Sequence[int],
+        shape: KvShape,
+        ranks: int = 1,
+        spans: Spans | None = None,
     ) -> list[PartPieces]:
         """Return what blocks of another pool are read by, for each rank here from whom it needs.
 
         Args:
             shape, ranks: of the other pool, which `check_fits` let pass.
+            spans: which layers of each; None for all.
         """
 
     def check_fits(self, shape: KvShape, n_bytes: int, ranks: int = 1) -> None:
@@ -319,36 +347,6 @@ class KvSharing(Protocol):
         Raises:
             UnfitKvError: it is not fit for this pool.
         """
-
-
-def check_blocks_alike(
-    own: KvShape, other: KvShape, n_bytes: int, n_reserved: int, ranks: int = 1
-) -> None:
-    """Refuse a pool whose blocks are not this one's, or that is smaller than its shape says.
-
-    Args:
-        ranks: how many have a part of `n_bytes` each.
-
-    Raises:
-        CannotAttachError: naming what differs.
-    """
-    for name in ("form", "n_layers", "kv_heads", "block_size", "head_dim"):
-        theirs, ours = getattr(other, name), getattr(own, name)
-        if theirs != ours:
-            raise CannotAttachError(f"its {name} is {theirs!r}, this worker's is {ours!r}")
-    if other.kv_heads % ranks and ranks % other.kv_heads:
-        raise CannotAttachError(f"{ranks} ranks cannot have parts of its {other.kv_heads} KV heads")
-    needed = (other.n_blocks + n_reserved) * other.part(ranks).block_bytes
-    if n_bytes < needed:
-        raise CannotAttachError(f"it has {n_bytes} bytes, {needed} for its {other.n_blocks} blocks")
-
-
-def runs_of(theirs: Sequence[int], blocks: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return [pieces, 3]: first block there, first block here, how many; neighbours go together."""
-    pairs = np.array([theirs, blocks], np.int64)
-    starts = np.flatnonzero(np.r_[True, (np.diff(pairs) != 1).any(axis=0)])
-    counts = np.diff(np.r_[starts, pairs.shape[1]])
-    return np.stack([*pairs[:, starts], counts], axis=1)
 
 
 class HostMemory:

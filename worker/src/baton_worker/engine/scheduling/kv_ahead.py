@@ -1,4 +1,5 @@
-"""KV that is pulled before its offer: prefill tells which blocks are filled while it computes on.
+"""KV that is pulled before its offer: prefill tells which blocks are filled while it computes on,
+and of its last chunk's which layers.
 
 Owns what of that is here. It is a bet that an offer will come: blocks belong to nobody once they
 are copied, so that whoever is short of blocks takes them, and then that much is pulled again behind
@@ -12,11 +13,13 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import NamedTuple
 
-from baton_worker.engine.api import Handoff, KvInPool, LeaseName
+from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
+from baton_worker.engine.kv.layers import count_layers, spans_of
 from baton_worker.engine.kv.pool import KvStore, clear_blocks, strangers
-from baton_worker.engine.kv.sharing import KvSharing, Peer, Pull, PullLostError, UnfitKvError
+from baton_worker.engine.kv.sharing import Peer, Pull, PullLostError, UnfitKvError
 from baton_worker.engine.scheduling.leaving_blocks import LeavingBlocks
 from baton_worker.engine.scheduling.requests import AheadBlocks
 from baton_worker.identity import RequestKey
@@ -27,11 +30,20 @@ _NAME = struct.Struct("<QBQQI")
 
 
 class _UnderWay(NamedTuple):
-    """A pull of blocks that stand at `start` and behind among a request's."""
+    """A pull of layers of blocks that stand at `start` and behind among a request's.
+
+    Each holds its blocks: several may fill the same ones, layers behind layers.
+    """
 
     start: int
     blocks: list[int]
+    n_layers: int
     pull: Pull
+
+    @property
+    def stop(self) -> int:
+        """Where the block behind its last one stands."""
+        return self.start + len(self.blocks)
 
 
 class _Offered(NamedTuple):
@@ -44,20 +56,49 @@ class _Offered(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Bet:
-    """`names`: of the blocks begun so far, in the order of positions; `pulls`: those under way.
+    """`ahead`: what was begun so far; `pulls`: those under way.
 
-    `peer`: what is read; `n_pulled`: blocks for this request, those of earlier leases too.
+    `peer`: what is read; `n_layers`: of all blocks that were begun for this request, those of
+    earlier leases too.
     """
 
     peer: Peer
     lease: LeaseName
-    n_pulled: int = 0
-    names: list[bytes] = field(default_factory=list)
+    n_layers: int = 0
+    ahead: AheadBlocks = field(default_factory=AheadBlocks)
     pulls: list[_UnderWay] = field(default_factory=list)
 
     def is_of(self, kv: KvInPool) -> bool:
         """Whether these are blocks of the same computation; leases of any pool count alike."""
         return self.peer is kv.pool and self.lease == kv.lease
+
+    def missing(self, wanted: Sequence[int], most: int | None) -> range:
+        """Return the blocks from the first on that has fewer layers than are to be had."""
+        done = self.ahead.layers
+        both = enumerate(zip(done, wanted, strict=False))
+        start = next((i for i, (n, m) in both if n < m), min(len(done), len(wanted)))
+        return range(start, len(wanted) if most is None else min(start + most, len(wanted)))
+
+
+class _Ended(NamedTuple):
+    """Pulls that nobody waits for any more, and what came of them, in layers of blocks."""
+
+    n_pulls: int = 0
+    n_layers: int = 0
+
+
+class _Wish(NamedTuple):
+    """What a word lets be pulled.
+
+    Attributes:
+        blocks: which of the request's.
+        theirs: the same in the other pool.
+        wanted: up to which layer of each.
+    """
+
+    blocks: range
+    theirs: Sequence[int]
+    wanted: Sequence[int]
 
 
 class KvAhead:
@@ -68,80 +109,129 @@ class KvAhead:
         bytes_per_step: what is copied at once where that does not go on beside the steps.
 
     Attributes:
-        n_pulled: blocks that were copied, whatever became of them.
+        n_before, n_behind: layers of blocks that have come before the offer, whatever became of
+            them, and that came behind it although they were told before.
         n_left: words that nothing of use was pulled for, by `api.WHY_LEFT_AHEAD`. Their blocks are
             pulled behind a later word, or behind the offer.
     """
 
     def __init__(self, pool: KvStore, leaving: LeavingBlocks, bytes_per_step: int) -> None:
         self._pool = pool
+        self._n_layers = pool.shape.n_layers
         self._at_once = max(bytes_per_step // pool.shape.block_bytes, 1)
         self._allocator = leaving.allocator
         self._bets: dict[RequestKey, _Bet] = {}
         self._offered: list[_Offered] = []
         self._leaving = leaving
-        self.n_pulled = 0
+        self.n_before = self.n_behind = 0
         self.n_left: Counter[str] = Counter()
 
-    def pull(self, key: RequestKey, kv: KvInPool, most_blocks: int, spare: int) -> None:
+    def pull(self, filled: KvFilled, most_blocks: int, spare: int) -> None:
         """Begin to pull what of a request's blocks is not here, if there is room.
 
         Args:
-            kv: all that is filled up to now, from the first position on.
+            filled: all that is filled up to now, from the first position on.
             most_blocks: what the request may have in all.
             spare: free blocks that must be left to those who run, or stand first in line.
         """
-        sharing, peer = self._pool.sharing, kv.pool
+        sharing, (key, kv, begun) = self._pool.sharing, filled
         assert sharing is not None, "who mapped the pool"
-        if len(kv.blocks) > most_blocks or strangers(peer.shape, kv.blocks):
-            self.n_left["blocks"] += 1
-            return
-        if not peer.is_lent(*kv.lease):
-            self.n_left["lease"] += 1
-            return
-        bet = self._bet_of(key, kv)
-        self.settle()
-        at_once = None if peer.goes_beside(sharing) else self._at_once
-        theirs = kv.blocks[len(bet.names) :][:at_once]
-        if bet.n_pulled + len(theirs) > _MOST_TIMES * most_blocks:
-            self.n_left["times"] += 1
-        elif self._allocator.n_free - len(theirs) < spare:
-            self.n_left["room"] += 1
-        elif theirs:
-            self._begin(key, bet, theirs, sharing)
+        why_not = self._why_not(filled, most_blocks)
+        if not why_not:
+            bet = self._bet_of(key, kv)
+            self.settle()
+            n_whole = len(kv.blocks) - begun.n_blocks
+            wanted = [self._n_layers] * n_whole + [begun.n_layers] * begun.n_blocks
+            at_once = None if kv.pool.goes_beside(sharing) else self._at_once
+            missing = bet.missing(wanted, at_once)
+            part = slice(missing.start, missing.stop)
+            wish = _Wish(missing, kv.blocks[part], wanted[part])
+            why_not = self._begin(key, bet, wish, most_blocks, spare) if missing else ""
+        if why_not:
+            self.n_left[why_not] += 1
+
+    def _why_not(self, filled: KvFilled, most_blocks: int) -> str:
+        """Return why a word is of no use, whatever is here; "" if it may be of some."""
+        peer, blocks, begun = filled.kv.pool, filled.kv.blocks, filled.begun
+        is_odd = not 0 <= begun.n_blocks <= len(blocks) or begun.n_layers > self._n_layers
+        if is_odd or len(blocks) > most_blocks or strangers(peer.shape, blocks):
+            return "blocks"
+        return "" if peer.is_lent(*filled.kv.lease) else "lease"
 
     def _bet_of(self, key: RequestKey, kv: KvInPool) -> _Bet:
         bet = self._bets.get(key)
         if bet is None or not bet.is_of(kv):  # prefill has begun anew, in other blocks
-            n_pulled = bet.n_pulled if bet else 0
+            n_layers = bet.n_layers if bet else 0
             self.drop(key)
-            bet = self._bets[key] = _Bet(kv.pool, kv.lease, n_pulled)
+            bet = self._bets[key] = _Bet(kv.pool, kv.lease, n_layers)
         return bet
 
-    def _begin(self, key: RequestKey, bet: _Bet, theirs: Sequence[int], sharing: KvSharing) -> None:
-        bet.n_pulled += len(theirs)  # also of what turns out to be unfit, or each word tries anew
-        blocks = self._allocator.allocate(len(theirs))
-        self._allocator.taint(blocks)
-        clear_blocks(self._pool, self._allocator.take_uncleared())
+    def _begin(self, key: RequestKey, bet: _Bet, wish: _Wish, most_blocks: int, spare: int) -> str:
+        """Begin a pull; return why not, "" if it goes on."""
+        found = self._found(bet, wish.blocks)
+        if found is None:
+            return "coming"
+        n_new = len(wish.blocks) - len(found)
+        done = [*bet.ahead.layers[wish.blocks.start :][: len(found)], *[0] * n_new]
+        spans = spans_of(done, wish.wanted, self._n_layers)
+        n_layers = count_layers(len(wish.blocks), spans, self._n_layers)
+        if bet.n_layers + n_layers > _MOST_TIMES * most_blocks * self._n_layers:
+            return "times"
+        n_taken = n_new + sum(map(self._allocator.is_idle, found))
+        if self._allocator.n_free - n_taken < spare:
+            return "room"
+        bet.n_layers += n_layers  # also of what turns out to be unfit, or each word tries anew
+        blocks = self._held(bet, wish.blocks.start, found, n_new)
+        names = [_NAME.pack(*key, *bet.lease, index) for index in wish.blocks]
+        assert self._pool.sharing is not None, "asked before"
         try:
-            pull = bet.peer.pull(sharing, blocks, theirs, None)
+            pull = bet.peer.pull(self._pool.sharing, blocks, wish.theirs, None, spans)
         except UnfitKvError:
             self._allocator.free(blocks)  # the offer will say so again, where it can be refused
-            self.n_left["unfit"] += 1
-            return
-        start = len(bet.names)
-        names = [_NAME.pack(*key, *bet.lease, index) for index in range(start, start + len(blocks))]
-        bet.names += names
-        bet.pulls.append(_UnderWay(start, blocks, pull))
-        self.n_pulled += len(blocks)
+            self._allocator.forget(bet.ahead.cut(wish.blocks.start))
+            return "unfit"
+        bet.ahead.put(wish.blocks.start, names, wish.wanted)
+        bet.pulls.append(_UnderWay(wish.blocks.start, blocks, n_layers, pull))
         self.settle()
+        return ""
+
+    def _found(self, bet: _Bet, wanted: range) -> list[int] | None:
+        """Return the blocks that are here of those that are wanted, up to the first that somebody
+        else has got; None while something still comes for that one or those behind.
+        """
+        names, found = bet.ahead.names, list[int]()
+        coming = {at: b for p in bet.pulls for at, b in enumerate(p.blocks, p.start)}
+        for index in range(wanted.start, min(wanted.stop, len(names))):
+            block = coming.get(index, self._allocator.find(names[index]))
+            if block is None:
+                break
+            found.append(block)
+        behind = wanted.start + len(found)
+        if behind < wanted.stop:
+            if any(going.stop > behind for going in bet.pulls):
+                return None
+            self._allocator.forget(bet.ahead.cut(behind))
+        return found
+
+    def _held(self, bet: _Bet, start: int, found: Sequence[int], n_new: int) -> list[int]:
+        """Return blocks to pull into, held: what was found, filled further, and new ones."""
+        is_idle = list(map(self._allocator.is_idle, found))
+        names = bet.ahead.names[start : start + len(found)]
+        self._allocator.resume(list(compress(names, is_idle)))
+        self._allocator.share([b for b, idle in zip(found, is_idle, strict=True) if not idle])
+        new = self._allocator.allocate(n_new)
+        self._allocator.taint(new)
+        clear_blocks(self._pool, self._allocator.take_uncleared())
+        return [*found, *new]
 
     def settle(self) -> None:
         """Let go of blocks that have come: whoever is short of some may have them."""
         for bet in self._bets.values():
-            self._keep_come(bet.pulls, bet.names, bet.peer)
+            self.n_before += self._keep_come(bet.pulls, bet.ahead, bet.peer).n_layers
         for peer, ahead, pulls in self._offered:
-            ahead.n_coming -= self._keep_come(pulls, ahead.names, peer)
+            ended = self._keep_come(pulls, ahead, peer)
+            ahead.n_coming -= ended.n_pulls
+            self.n_behind += ended.n_layers
         self._offered = [offered for offered in self._offered if offered.pulls]
         self._leaving.settle()
 
@@ -159,24 +249,25 @@ class KvAhead:
 
     def take(self, handoff: Handoff) -> AheadBlocks:
         """Return what is here, and what is coming, of an offer that has come."""
+        self.settle()  # what has come has come before it
         bet, kv = self._bets.pop(handoff.state.key, None), handoff.kv
         if bet is None:
             return AheadBlocks()
-        n_offered = len(kv.blocks) if isinstance(kv, KvInPool) and bet.is_of(kv) else 0
-        self._allocator.forget(bet.names[n_offered:])
-        ahead = AheadBlocks(tuple(bet.names[:n_offered]))
+        is_of_offer = isinstance(kv, KvInPool) and bet.is_of(kv)
+        n_offered = len(kv.blocks) if is_of_offer and isinstance(kv, KvInPool) else 0
+        self._allocator.forget(bet.ahead.cut(n_offered))
         if not n_offered:
             self._leave(bet)
         elif bet.pulls:
-            ahead.n_coming = len(bet.pulls)
-            self._offered.append(_Offered(bet.peer, ahead, bet.pulls))
-        return ahead
+            bet.ahead.n_coming = len(bet.pulls)
+            self._offered.append(_Offered(bet.peer, bet.ahead, bet.pulls))
+        return bet.ahead
 
     def drop(self, key: RequestKey) -> None:
         """Give the blocks back: no offer will come."""
         bet = self._bets.pop(key, None)
         if bet is not None:
-            self._allocator.forget(bet.names)
+            self._allocator.forget(bet.ahead.cut(0))
             self._leave(bet)
 
     @property
@@ -193,23 +284,26 @@ class KvAhead:
 
     def _leave(self, bet: _Bet) -> None:
         for going in bet.pulls:
+            self.n_before += going.n_layers  # it comes, for nobody
             self._leaving.leave(going.blocks, going.pull, bet.peer)
 
-    def _keep_come(self, pulls: list[_UnderWay], names: Sequence[bytes], peer: Peer) -> int:
-        """Keep the blocks of pulls that have come, those that have a name; return how many are not
-        waited for any more. What is lost is pulled again behind the offer, or fails there.
+    def _keep_come(self, pulls: list[_UnderWay], ahead: AheadBlocks, peer: Peer) -> _Ended:
+        """Keep the blocks of pulls that have come, those that have a name. What is lost is pulled
+        again behind the offer, or fails there, and so is what stands behind it.
         """
-        n_before = len(pulls)
+        n_pulls = n_layers = 0
         while pulls and (pulls[0].pull.has_come() or pulls[0].pull.is_lost()):
-            start, blocks, pull = pulls.pop(0)
-            own = names[start : start + len(blocks)]
+            going, n_pulls = pulls.pop(0), n_pulls + 1
             try:
-                pull.check()
+                going.pull.check()
             except (PullLostError, UnfitKvError) as error:
                 self.n_left["unfit" if isinstance(error, UnfitKvError) else "lost"] += 1
-                self._leaving.leave(blocks, pull, peer)
+                self._allocator.forget(ahead.cut(going.start))
+                self._leaving.leave(going.blocks, going.pull, peer)
                 continue
-            self._allocator.keep(blocks[: len(own)], own)
-            self._allocator.free(blocks[len(own) :])
-            self._allocator.refresh(names)  # its front is of use before what follows
-        return n_before - len(pulls)
+            n_layers += going.n_layers
+            own = ahead.names[going.start : going.stop]
+            self._allocator.keep(going.blocks[: len(own)], own)
+            self._allocator.free(going.blocks[len(own) :])
+            self._allocator.refresh(ahead.names)  # its front is of use before what follows
+        return _Ended(n_pulls, n_layers)

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
+from baton_worker.engine.api import BegunBlocks, Handoff, KvFilled, KvInPool, LeaseName
+from baton_worker.engine.kv.layers import Spans, count_layers, spans_of
 from baton_worker.engine.kv.payload import KV_MAGNITUDE, is_tame
 from baton_worker.engine.kv.pool import KvStore
 from baton_worker.engine.kv.sharing import (
     GivenAwayError,
     Leases,
-    Peer,
     Pull,
     PullLostError,
     UnfitKvError,
@@ -98,7 +98,7 @@ class KvTransfers:
         bytes_per_step: most bytes that one call moves; a block at least is always moved.
 
     Attributes:
-        n_pulled: blocks that were read out of other pools, behind their offers.
+        n_pulled: layers of blocks that were read out of other pools, begun behind their offers.
         leases: of what lies in this pool for others to read; None where none can.
     """
 
@@ -160,6 +160,16 @@ class KvTransfers:
                 told.append(KvFilled(request.key, kv))
         return tuple(told)
 
+    def filled_so_far(
+        self, request: RequestState, start: int, stop: int, n_layers: int
+    ) -> KvFilled:
+        """Return what a prompt has to pull whose positions `start : stop` are being computed, the
+        last of it, and are so up to a layer.
+        """
+        n_whole, n_blocks = start // self._pool.shape.block_size, self._pool.shape.blocks_for(stop)
+        kv = KvInPool(tuple(request.blocks[:n_blocks]), self._lent(request))
+        return KvFilled(request.key, kv, BegunBlocks(n_blocks - n_whole, n_layers))
+
     def export_some(self, is_held: Callable[[RequestState], bool]) -> tuple[Handoff, ...]:
         """Copy the next blocks and return the handoffs that are complete now.
 
@@ -205,9 +215,7 @@ class KvTransfers:
         kv = request.incoming.kv
         assert isinstance(kv, KvInPool), "asked before"
         if request.pull is None:
-            start = request.n_imported_blocks
-            blocks = request.table[start : len(kv.blocks)].tolist()
-            request.pull = self._begin_pull(blocks, kv, start)
+            request.pull = self._begin_pull(request, request.n_imported_blocks, len(kv.blocks))
         return request.pull
 
     def _end_pull(self, request: RequestState, pull: Pull, imported: Imported) -> None:
@@ -219,13 +227,27 @@ class KvTransfers:
             request.pull = None
             self._complete(request, imported)
 
-    def _begin_pull(self, blocks: list[int], kv: KvInPool, start: int) -> Pull:
-        """Begin to pull blocks; without any (all came before the offer) look at the lease alone."""
-        assert self._pool.sharing is not None, "who attached the other pool"
-        theirs = kv.blocks[start : start + len(blocks)]
-        self.n_pulled += len(blocks)
-        peer: Peer = kv.pool
-        return peer.pull(self._pool.sharing, blocks, theirs, kv.lease)
+    def _begin_pull(self, request: RequestState, start: int, stop: int) -> Pull:
+        """Begin to pull what is not here of blocks; without any (all came before the offer) look at
+        the lease alone.
+        """
+        sharing, incoming, blocks = self._pool.sharing, request.incoming, request.table[start:stop]
+        assert sharing is not None, "who attached the other pool"
+        assert incoming is not None, "the plan lists handoffs only"
+        assert isinstance(incoming.kv, KvInPool), "asked before"
+        spans = self._missing(request, start, stop)
+        self.n_pulled += count_layers(len(blocks), spans, self._pool.shape.n_layers)
+        peer, theirs = incoming.kv.pool, incoming.kv.blocks[start:stop]
+        pull: Pull = peer.pull(sharing, blocks.tolist(), theirs, incoming.kv.lease, spans)
+        return pull
+
+    def _missing(self, request: RequestState, start: int, stop: int) -> Spans | None:
+        """Return the layers of blocks that did not come before the offer; None for all of all."""
+        n_layers, done = self._pool.shape.n_layers, request.ahead.layers[start:stop]
+        if not done:
+            return None
+        n_blocks = stop - start
+        return spans_of([*done, *[0] * (n_blocks - len(done))], [n_layers] * n_blocks, n_layers)
 
     def _import(self, request: RequestState, room: int, imported: Imported) -> int:
         """Check and copy up to `room` blocks; return how many were looked at."""
@@ -234,11 +256,11 @@ class KvTransfers:
         start = request.n_imported_blocks
         total = len(kv.blocks if isinstance(kv, KvInPool) else kv[0])
         stop = min(start + room, total)
-        blocks = request.table[start:stop].tolist()
         try:
             if isinstance(kv, KvInPool):
-                self._begin_pull(blocks, kv, start).check()
+                self._begin_pull(request, start, stop).check()
             else:
+                blocks = request.table[start:stop].tolist()
                 self._copy_in(blocks, [array[start:stop] for array in kv])
         except _FAILED as error:
             imported.refused[request.key] = Refusal(_FAILURES[type(error)], str(error))

@@ -45,6 +45,8 @@ class StepPlan:
         preempted: requests that lost their blocks.
         most_tokens: what the step may feed at most, as the plan foresees it (R29).
         prefix: what the prefix cache gave to the admitted.
+        told_by_layers: the last chunks of prompts whose decode reads KV while they are computed, as
+            the plan was made.
     """
 
     admitted: tuple[RequestState, ...]
@@ -54,6 +56,7 @@ class StepPlan:
     preempted: tuple[RequestState, ...]
     most_tokens: int
     prefix: PrefixHits = NO_HITS
+    told_by_layers: tuple[PrefillChunk, ...] = ()
 
     @property
     def choosing(self) -> set[RequestState]:
@@ -63,6 +66,11 @@ class StepPlan:
     def chunk_of(self, request: RequestState) -> PrefillChunk | None:
         """Return what the step feeds of a request's prompt."""
         return next((chunk for chunk in self.prefill if chunk.request is request), None)
+
+
+def told_by_layers(chunks: Sequence[PrefillChunk]) -> tuple[PrefillChunk, ...]:
+    """Return those of which decode is told layer by layer."""
+    return tuple([chunk for chunk in chunks if chunk.request.tells_layers and chunk.is_last])
 
 
 class GoingOn(NamedTuple):

@@ -23,7 +23,7 @@ from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.scheduling.logit_bias import LogitBias, logit_bias_of
 from baton_worker.engine.scheduling.waiting_queue import Arrival
 from baton_worker.identity import RequestKey
-from baton_worker.messages import NO_DRAFT_SCORES, DraftScores, Submit
+from baton_worker.messages import HANDOFF_LAYERS, NO_DRAFT_SCORES, DraftScores, Submit
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.sampling import RequestParams
 
@@ -65,11 +65,25 @@ class AheadBlocks:
 
     Attributes:
         names: by which the allocator may have them, in the order of positions.
+        layers: how many of each were pulled, the first ones; of those, too, that the request has
+            taken.
         n_coming: pulls that are under way.
     """
 
-    names: tuple[bytes, ...] = ()
+    names: list[bytes] = field(default_factory=list)
+    layers: list[int] = field(default_factory=list)
     n_coming: int = 0
+
+    def put(self, start: int, names: Sequence[bytes], layers: Sequence[int]) -> None:
+        """Note what stands at `start` and behind."""
+        self.names[start : start + len(names)] = names
+        self.layers[start : start + len(layers)] = layers
+
+    def cut(self, count: int) -> list[bytes]:
+        """Drop all behind the first `count`; return their names."""
+        gone = self.names[count:]
+        del self.names[count:], self.layers[count:]
+        return gone
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +106,8 @@ class RequestState:
         turn: its place among its gateway's requests; see `waiting_queue` for this, `arrival`, its
             place among all, `n_overtaken`, later ones admitted before it, and `is_promoted`.
         ahead: blocks of it that were pulled before its offer.
-        kv_stays: whether decode pulls its KV, so that none is exported.
+        kv_stays: whether decode pulls its KV, so that none is exported; `tells_layers`: whether it
+            does so while the last chunk is computed, layers behind layers.
         incoming: a handoff whose KV is not yet in the pool; `n_imported_blocks` of it are.
         pull: what writes to its blocks beside the steps; `lease`: under which decode reads them.
         n_open: newest tokens that a step feeds again, see `EngineOptions.n_open_tokens`.
@@ -118,6 +133,7 @@ class RequestState:
     n_imported_blocks: int = 0
     ahead: AheadBlocks = field(default_factory=AheadBlocks)
     kv_stays: bool = False
+    tells_layers: bool = False
     n_told_blocks: int = 0
     pull: Pull | None = None
     lease: Lease | None = None
@@ -289,6 +305,9 @@ def new_state(
     state = _state(request.key, request, request.output_token_ids, limits, now)
     state.hand_over = request.decode is not None
     state.kv_stays = kv_stays
+    state.tells_layers = (
+        kv_stays and request.decode is not None and HANDOFF_LAYERS in request.decode.features
+    )
     state.turn = request.turn
     if request.output_token_ids:
         state.n_prompt_told = state.n_prompt

@@ -16,7 +16,13 @@ from baton_worker.engine.kv.pool import BlockAllocator
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.scheduling.chunks import cut
 from baton_worker.engine.scheduling.leaving_blocks import LeavingBlocks
-from baton_worker.engine.scheduling.plans import GoingOn, PrefillChunk, StepPlan, going_on
+from baton_worker.engine.scheduling.plans import (
+    GoingOn,
+    PrefillChunk,
+    StepPlan,
+    going_on,
+    told_by_layers,
+)
 from baton_worker.engine.scheduling.prefix_cache import NO_HITS, PrefixCache, hits_of
 from baton_worker.engine.scheduling.requests import Phase, RequestState
 from baton_worker.engine.scheduling.tables import BlockTables
@@ -165,6 +171,7 @@ class Scheduler:
             preempted=tuple(preempted),
             most_tokens=_most_tokens(decode, chunks),
             prefix=NO_HITS if self._prefix is None else hits_of(admitted),
+            told_by_layers=told_by_layers(chunks),
         )
 
     def going_on(self, before: StepPlan, ending: Container[RequestKey]) -> GoingOn:
@@ -203,7 +210,8 @@ class Scheduler:
             return None
         chunks = cut(prompts, self._limits.prefill_tokens)
         most_tokens = len(decode) * (1 + n_draft) + sum(chunk.n_tokens for chunk in chunks)
-        return StepPlan((), (), decode, chunks, (), most_tokens)
+        told = told_by_layers(chunks)
+        return StepPlan((), (), decode, chunks, (), most_tokens, told_by_layers=told)
 
     def _extend_all(self, reach: Iterable[tuple[RequestState, int]]) -> bool:
         """Give each the blocks of so many positions; nobody any where there are too few for all."""

@@ -110,12 +110,17 @@ class BlockTables:
 
     def _adopt(self, request: RequestState, blocks: list[int]) -> None:
         """Start a request behind the blocks that were pulled before its offer came."""
-        self._allocator.adopt(request.ahead.names[: len(blocks)])
+        ahead = request.ahead
+        self._allocator.adopt(ahead.names[: len(blocks)])
+        layers = ahead.layers[: len(blocks)]
         self._let_go_ahead(request)
-        request.table[: len(blocks)] = blocks
-        request.n_blocks = request.n_imported_blocks = len(blocks)
+        request.table[: len(blocks)], ahead.layers = blocks, layers
+        request.n_blocks = len(blocks)
+        assert request.incoming is not None, "what is pulled"
+        n_layers = request.incoming.state.n_layers
+        parts = (index for index, count in enumerate(layers) if count < n_layers)
+        request.n_imported_blocks = next(parts, len(blocks))
 
     def _let_go_ahead(self, request: RequestState) -> None:
         """Give back what was pulled before its offer; what is still coming finds no name then."""
-        self._allocator.forget(request.ahead.names)
-        request.ahead.names = ()
+        self._allocator.forget(request.ahead.cut(0))

@@ -6,6 +6,7 @@ so everything above it can be used without one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,8 +28,17 @@ class ForwardModel(Protocol):
     def plan(self, groups: tuple[TokenGroup, ...]) -> Any:
         """Prepare a forward pass over `groups`; the MTP pass over the same tokens may reuse it."""
 
-    def forward(self, tokens: npt.NDArray[np.int64], plan: Any) -> Array:
-        """Return the hidden states of tokens i64[N], their KV written."""
+    def forward(
+        self,
+        tokens: npt.NDArray[np.int64],
+        plan: Any,
+        mark: Callable[[int], None] | None = None,
+    ) -> Array:
+        """Return the hidden states of tokens i64[N], their KV written.
+
+        Args:
+            mark: told how many layers' KV is, at each of `kv.layers.marked_layers`.
+        """
 
     def select_rows(self, hidden: Array, rows: npt.NDArray[np.int64]) -> Array:
         """Return rows i64[R] of `hidden`."""

@@ -9,10 +9,11 @@ no model and no queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from baton_worker.engine.output.snapshot import NO_SNAPSHOT, StepSnapshot
 from baton_worker.engine.scheduling.plans import StepPlan
@@ -22,20 +23,34 @@ from baton_worker.messages import HandoffState
 from baton_worker.records.columns import ErrorCode
 
 Work = Callable[[], StepSnapshot]
+Mark = Callable[[int], None]
+"""Is told how many of the model's layers are done with."""
+_NO_MORE = 0
 
 
 class StepRunner(Protocol):
     """What advances sequences by a step, on whatever it computes."""
 
-    def run(self, plan: StepPlan, n_draft: int) -> StepSnapshot:
+    def run(self, plan: StepPlan, n_draft: int, mark: Mark = ...) -> StepSnapshot:
         """Advance every sequence of `plan` and propose `n_draft` drafts for those that go on.
 
         Changes request state only by what was fed, emitted and proposed.
+
+        Args:
+            mark: told of layers (`kv.layers.marked_layers`) if the plan has chunks that are; who
+                cannot tell leaves it.
         """
 
 
 class Flight(Protocol):
     """A step that a device was given."""
+
+    def layers(self) -> Iterator[int]:
+        """Yield of a plan with chunks that are told by layers how many are done with, as they are.
+
+        Raises:
+            DeviceError: what `landed` would raise.
+        """
 
     def landed(self, is_live: Callable[[RequestState], bool]) -> StepSnapshot:
         """Wait for its results and return its snapshot.
@@ -75,6 +90,7 @@ class InFlightStep:
         positions: every request it carries, with the output position it stood at; nobody until
             it is settled, if it is ahead.
         landed: waits for the forward pass and returns its snapshot; raises what it raised.
+        layers: see `Flight.layers`.
         flight: the same for an `AheadRunner`.
         is_ahead: it was launched before the step before it had landed.
     """
@@ -86,8 +102,18 @@ class InFlightStep:
     refused: Mapping[RequestKey, tuple[ErrorCode, str]]
     positions: Mapping[RequestKey, int]
     landed: Work
+    layers: Callable[[], Iterator[int]]
     flight: Flight | None = None
     is_ahead: bool = False
+
+    def told_by_layers(self) -> Iterator[tuple[RequestState, int, int, int]]:
+        """Yield whose last chunk is computed from and to which positions up to which layer, as soon
+        as it is.
+        """
+        chunks = self.plan.told_by_layers
+        for n_layers in self.layers() if chunks else ():
+            for chunk in chunks:
+                yield chunk.request, chunk.start, chunk.stop, n_layers
 
     def settled(self, is_live: Callable[[RequestState], bool]) -> InFlightStep:
         """Return it as it is now that all before it have landed: who goes on in it, and where."""
@@ -101,6 +127,13 @@ class InFlightStep:
         return request in _carried(self.plan) if self.is_ahead else request.key in self.positions
 
 
+class Running(NamedTuple):
+    """A step that runs: how it is waited for, and its layers."""
+
+    landed: Work
+    layers: Callable[[], Iterator[int]]
+
+
 class StepLauncher:
     """Runs steps one after the other.
 
@@ -111,14 +144,31 @@ class StepLauncher:
     def __init__(self, overlap: bool) -> None:
         self._executor = ThreadPoolExecutor(1, "engine-step") if overlap else None
 
-    def launch(self, work: Work | None) -> Work:
-        """Start `work` (None: a step without a forward pass) and return how to wait for it."""
+    def launch(self, work: Callable[[Mark], StepSnapshot] | None) -> Running:
+        """Start `work` (None: a step without a forward pass) and return how to wait for it.
+
+        Its layers are told where it runs on a thread; else it is over when they might be.
+        """
         if work is None:
-            return lambda: NO_SNAPSHOT
+            return Running(lambda: NO_SNAPSHOT, _no_layers)
         if self._executor is None:
-            snapshot = work()
-            return lambda: snapshot
-        return self._executor.submit(work).result
+            snapshot = work(lambda n_layers: None)
+            return Running(lambda: snapshot, _no_layers)
+        marks = SimpleQueue[int]()
+        landed = self._executor.submit(_marked, work, marks.put).result
+        return Running(landed, lambda: iter(marks.get, _NO_MORE))
+
+
+def _marked(work: Callable[[Mark], StepSnapshot], mark: Mark) -> StepSnapshot:
+    """Do work; who listens for its layers is told that there are no more, however it ends."""
+    try:
+        return work(mark)
+    finally:
+        mark(_NO_MORE)
+
+
+def _no_layers() -> Iterator[int]:
+    return iter(())
 
 
 def positions_of(plan: StepPlan) -> dict[RequestKey, int]:

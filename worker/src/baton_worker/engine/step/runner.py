@@ -23,6 +23,7 @@ from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.engine.step.drafting import Drafter, FedLayers
 from baton_worker.engine.step.failures import Failures
 from baton_worker.engine.step.forward import Array, ForwardModel
+from baton_worker.engine.step.in_flight import Mark
 from baton_worker.engine.step.keeping import advance, emitted_of, keep_all
 from baton_worker.engine.step.prompt_logprobs import rows_at_once, score_prompts, score_rows
 from baton_worker.records.columns import Finish
@@ -41,7 +42,7 @@ class Runner:
         self._drafter = Drafter(model, drafts or DraftSources())
         self._n_mtp = n_mtp
 
-    def run(self, plan: StepPlan, n_draft: int) -> StepSnapshot:
+    def run(self, plan: StepPlan, n_draft: int, mark: Mark = lambda n_layers: None) -> StepSnapshot:
         """Advance every sequence of `plan` and propose `n_draft` drafts for those that go on.
 
         1. Forward. 2. Choose tokens from the sampled rows' raw logits; set apart what logprobs are
@@ -52,7 +53,9 @@ class Runner:
         batch = assemble(plan.decode, plan.prefill)
         assert len(batch.tokens) <= plan.most_tokens, "the plan's bound holds (R29)"
         forward_plan = self._model.plan(batch.groups)
-        hidden = self._model.forward(batch.tokens, forward_plan)
+        hidden = self._model.forward(
+            batch.tokens, forward_plan, mark if plan.told_by_layers else None
+        )
         failures, n_tokens = Failures(), len(batch.tokens)
         failures.of_rows(batch, self._model.broken_rows(hidden, n_tokens), "hidden states")
         logits = self._raw_logits(batch, hidden)

@@ -22,6 +22,7 @@ from baton_worker.engine.backends.device.weights import (
     DeviceWeights,
 )
 from baton_worker.engine.backends.device.workspace import TokenSpace
+from baton_worker.engine.kv.layers import marked_layers
 from baton_worker.engine.model.rope import rope_tables
 from baton_worker.engine.model.shape import ModelShape
 
@@ -85,13 +86,22 @@ class Decoder:
         self._scratch = scratch
         self._angles = _rope_tables(device, model_shape, n_positions)
 
-    def run(self, fed: Fed, space: TokenSpace) -> None:
-        """Feed the main model: `space.residual` is its output, `space.final` that normed."""
+    def run(self, fed: Fed, space: TokenSpace, mark: Callable[[int], None] | None = None) -> None:
+        """Feed the main model: `space.residual` is its output, `space.final` that normed.
+
+        Args:
+            mark: told how many layers were launched, at each of `kv.layers.marked_layers`. What
+                goes behind that goes behind their KV, also behind other ranks': each layer has a
+                sum over all of them behind it.
+        """
         kernels, weights, eps = self._kernels, self._weights, self._model_shape.rms_norm_eps
         kernels.embed(weights.embed, fed.tokens, space.residual)
+        marked = marked_layers(len(weights.layers), int(fed.tokens.shape[0]))
         added: Added = None
         for index, layer in enumerate(weights.layers):
             added = self._layer(layer, index, added, fed, space)
+            if mark is not None and index + 1 in marked:
+                mark(index + 1)
         self._add_norm(added, space, Norm(weights.final_norm, eps), space.final)
 
     def run_mtp(

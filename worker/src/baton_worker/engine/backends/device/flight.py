@@ -8,7 +8,7 @@ are not touched, whatever the device computed for them. Knows no kernel.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,6 +100,12 @@ class DeviceFlight:
     use_mtp: bool
     sources: DraftSources
     lineup: Lineup | None = None
+
+    def layers(self) -> Iterator[int]:
+        """See `Flight.layers`."""
+        for mark in self.launch.marks:
+            mark.came.wait()
+            yield mark.n_layers
 
     def landed(self, is_live: Callable[[RequestState], bool]) -> StepSnapshot:
         """See `Flight.landed`."""

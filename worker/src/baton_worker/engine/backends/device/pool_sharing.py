@@ -22,6 +22,8 @@ from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.head_copies import HeadCopy, head_copies
 from baton_worker.engine.backends.device.pieces import Rows, each_row
 from baton_worker.engine.backends.device.seam import Device, Event, Mapped, Tensor
+from baton_worker.engine.kv.fitting import check_blocks_alike
+from baton_worker.engine.kv.layers import LayerRuns, Spans, each_block, layer_runs
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.sharing import (
     CannotAttachError,
@@ -29,12 +31,13 @@ from baton_worker.engine.kv.sharing import (
     PartPieces,
     PeerPool,
     Region,
-    check_blocks_alike,
-    runs_of,
 )
 
 RESERVED_BLOCKS = 2
 """The null block and the trash block, which are handed to nobody."""
+_BLOCKS_A_RUN = 4
+"""Some layers of fewer neighbours than these, in the mean, are copied as pieces by one call for
+many, of more as rows by a call for each run: a piece takes the host some microseconds."""
 
 
 class SharedParts(NamedTuple):
@@ -122,16 +125,21 @@ class DeviceSharing:
         check_blocks_alike(self._shape, shape, n_bytes, RESERVED_BLOCKS, ranks)
 
     def pieces(
-        self, blocks: Sequence[int], theirs: Sequence[int], shape: KvShape, ranks: int = 1
+        self,
+        blocks: Sequence[int],
+        theirs: Sequence[int],
+        shape: KvShape,
+        ranks: int = 1,
+        spans: Spans | None = None,
     ) -> list[PartPieces]:
-        """See `KvSharing.pieces`: a block of all layers is one where two parts have the same heads,
+        """See `KvSharing.pieces`: a block's layers are one where two parts have the same heads,
         else each row of those that they share.
         """
-        runs, found = runs_of(theirs, blocks), []
+        runs, found = layer_runs(theirs, blocks, spans, self._shape.n_layers), []
         for copy in self._copies(ranks):
-            pieces, rows = self._heads_of(runs, copy, ranks)
-            whole = pieces if rows is None else each_row(pieces, rows)
-            found.append(PartPieces(copy.there, copy.here, whole))
+            parts = [self._heads_of(some, copy, ranks) for some in runs]
+            each = [pieces if rows is None else each_row(pieces, rows) for pieces, rows in parts]
+            found.append(PartPieces(copy.there, copy.here, np.concatenate(each)))
         return found
 
     def fence(self) -> Copy:
@@ -157,13 +165,19 @@ class DeviceSharing:
             raise CannotAttachError(str(error)) from error
         return PeerPool(shape, _PeerParts(len(descriptors), parts))
 
-    def begin_pull(self, blocks: Sequence[int], peer: PeerPool, theirs: Sequence[int]) -> Copy:
+    def begin_pull(
+        self,
+        blocks: Sequence[int],
+        peer: PeerPool,
+        theirs: Sequence[int],
+        spans: Spans | None = None,
+    ) -> Copy:
         """See `KvSharing.begin_pull`; values are not looked at: who has none that are finite in
         its context had no first token.
         """
         self._others.be_behind()
         there: _PeerParts = peer.memory
-        runs = runs_of(theirs, blocks)
+        runs = layer_runs(theirs, blocks, spans, self._shape.n_layers)
         before = self._device.record()
         found = []
         # One's own part comes last: kernels go to the stream of whoever was called last.
@@ -173,26 +187,35 @@ class DeviceSharing:
                 copier.follow(before)
                 begun = copier.record()
             source, to = there.parts[copy.there, copy.here], self.parts.memory[copy.here]
-            pieces, rows = self._heads_of(runs, copy, there.n_ranks)
-            found.append(_Timed(begun, copier.pull(source, to, pieces, rows)))
+            parts = [self._heads_of(some, copy, there.n_ranks) for some in runs]
+            found += [_Timed(begun, copier.pull(source, to, *part)) for part in parts]
         return _DeviceCopy(tuple(found))
 
     def _copies(self, ranks_there: int) -> tuple[HeadCopy, ...]:
         return head_copies(self._shape.kv_heads, ranks_there, self.n_ranks)
 
     def _heads_of(
-        self, runs: npt.NDArray[np.int64], copy: HeadCopy, ranks_there: int
+        self, some: LayerRuns, copy: HeadCopy, ranks_there: int
     ) -> tuple[npt.NDArray[np.int64], Rows | None]:
-        """Return what `Device.pull` copies of some heads: blocks, or rows of each.
+        """Return what `Device.pull` copies of some heads and layers: blocks, or rows of them.
 
-        A block has a row of its heads for each part of each layer.
+        Of all heads, all layers of neighbours are one piece, and some layers of them a row each. Of
+        some heads a block has a row for each part of each layer.
         """
         there, here = (self._shape.part(ranks) for ranks in (ranks_there, self.n_ranks))
+        n_parts = self._shape.n_parts
+        sizes = np.array([there.block_bytes, here.block_bytes, 1])
+        first = some.start * np.array([there.layer_bytes, here.layer_bytes, 0])
+        is_whole = some.n_layers == self._shape.n_layers
         if copy.n_heads == there.kv_heads == here.kv_heads:
-            return runs * here.block_bytes, None
-        n_rows = self._shape.n_layers * self._shape.n_parts
-        head_bytes = self._shape.part(self._shape.kv_heads).block_bytes // n_rows
-        pieces = runs * np.array([there.block_bytes, here.block_bytes, n_rows])
+            n_bytes = some.n_layers * here.layer_bytes
+            if is_whole or len(some.runs) * _BLOCKS_A_RUN > some.runs[:, 2].sum():
+                runs = some.runs if is_whole else each_block(some.runs)
+                return runs * sizes * [1, 1, n_bytes] + first, None
+            return some.runs * sizes + first, Rows(n_bytes, there.block_bytes, here.block_bytes)
+        runs = some.runs if is_whole else each_block(some.runs)
+        head_bytes = self._shape.part(self._shape.kv_heads).layer_bytes // n_parts
+        pieces = runs * sizes * [1, 1, some.n_layers * n_parts] + first
         pieces += np.array([copy.first_there * head_bytes, copy.first_here * head_bytes, 0])
         apart = (shape.kv_heads * head_bytes for shape in (there, here))
         return pieces, Rows(copy.n_heads * head_bytes, *apart)

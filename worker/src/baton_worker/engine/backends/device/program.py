@@ -7,6 +7,7 @@ captured when its shape comes again, and replayed from then on. Knows no request
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -49,11 +50,24 @@ class Machine(NamedTuple):
     space: Workspace
 
 
+class Mark(NamedTuple):
+    """The point behind so many layers of a step."""
+
+    n_layers: int
+    came: Event
+
+
 class Launch(NamedTuple):
-    """A step that was launched. `began`: right before its first kernel."""
+    """A step that was launched.
+
+    Attributes:
+        began: right before its first kernel.
+        marks: behind some of its layers, where they are asked for.
+    """
 
     kind: LaunchKind
     began: Event
+    marks: tuple[Mark, ...] = ()
 
 
 class Launches:
@@ -126,11 +140,12 @@ class Program:
         self._n_runs = 0
         self._graph: Graph | None = None
 
-    def start(self, lane: int, is_ahead: bool = False) -> Launch:
+    def start(self, lane: int, is_ahead: bool = False, is_marked: bool = False) -> Launch:
         """Upload a lane's inputs and launch the step.
 
         Args:
             is_ahead: what is fed is told by the step before; see `NextStep`.
+            is_marked: its layers are wanted; of a step with prompts.
         """
         device, (_, flags, _) = self._machine.device, self._layouts
         up = self._lanes[lane].up
@@ -142,16 +157,17 @@ class Program:
             self._graph = device.capture(self._launch)
             self._launches.captured += 1
             self._launches.kept[self.shape.n_sampled] += 1
-        began = device.record()
+        began, marks = device.record(), list[Mark]()
         if self._graph is not None:
             kind = LaunchKind.GRAPH
             self._graph.replay()
         else:
             kind = LaunchKind.DECODE if self.shape.is_repeated else LaunchKind.MIXED
-            self._launch()
+            note = lambda n_layers: marks.append(Mark(n_layers, device.record()))  # noqa: E731
+            self._launch(note if is_marked else None)
         self._launches.count(kind, steps=1)
         self._n_runs += 1
-        return Launch(kind, began)
+        return Launch(kind, began, tuple(marks))
 
     def _pass_on(self, is_ahead: bool) -> None:
         """Bring what sequences feed to where this step's kernels read it: a graph where a step
@@ -203,11 +219,11 @@ class Program:
         _, flags, results = self._layouts
         return self._lanes[lane].down[: results.stop - flags.start]
 
-    def _launch(self) -> None:
+    def _launch(self, mark: Callable[[int], None] | None = None) -> None:
         machine, shape, inputs = self._machine, self.shape, self._inputs
         fed, space = self._fed(), machine.space.tokens(shape.n_tokens)
         accepted = Accepted(self._results.n_accepted, self._results.token)
-        machine.decoder.run(fed, space)
+        machine.decoder.run(fed, space, mark)
         machine.kernels.broken_rows(space.residual, self._flags.hidden)
         if shape.n_sampled:
             self._choose(accepted)

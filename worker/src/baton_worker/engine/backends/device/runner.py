@@ -41,6 +41,7 @@ from baton_worker.engine.scheduling.batch import Batch, FedSequence, assemble
 from baton_worker.engine.scheduling.plans import PrefillChunk, StepPlan
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.engine.step.failures import Failures
+from baton_worker.engine.step.in_flight import Mark
 from baton_worker.engine.step.prompt_logprobs import score_prompts
 
 _FEW_PLACES = 8
@@ -71,8 +72,8 @@ class DeviceRunner:
         """How its steps got onto the device."""
         return self._programs.launches
 
-    def run(self, plan: StepPlan, n_draft: int) -> StepSnapshot:
-        """See `StepRunner.run`."""
+    def run(self, plan: StepPlan, n_draft: int, mark: Mark = lambda n_layers: None) -> StepSnapshot:
+        """See `StepRunner.run`; it has landed before anybody could be told of layers."""
         return self.start(plan, n_draft).landed(lambda request: True)
 
     def start(self, plan: StepPlan, n_draft: int) -> DeviceFlight:
@@ -84,7 +85,7 @@ class DeviceRunner:
         program, lane = self._programs.of(self._shape(batch, rules, n_draft)), self._next_lane()
         self._ahead.forget()
         fill(program.inputs[lane], batch, program.shape, rules)
-        launch = self._launch(program, lane)
+        launch = self._launch(program, lane, is_marked=bool(plan.told_by_layers))
         at, prompts = np.arange(len(batch.sampled)), self._score_prompts(batch)
         carried = Carried(requests, batch.sampled, at, batch.chunks, prompts)
         return self._flight(program, lane, launch, carried, n_draft)
@@ -150,7 +151,8 @@ class DeviceRunner:
         program, lane = self._programs.of(shape), self._next_lane()
         self._ahead.forget()
         fill_ahead(program.inputs[lane], sampled, at, shape, rules, chunks)
-        launch = self._launch(program, lane, is_ahead=True)
+        is_marked = bool(plan.told_by_layers)
+        launch = self._launch(program, lane, is_ahead=True, is_marked=is_marked)
         carried = Carried(order, sampled, at, plan.prefill, is_ahead=True)
         return self._flight(program, lane, launch, carried, n_draft)
 
@@ -168,11 +170,13 @@ class DeviceRunner:
             width=max(shape.width, width),
         )
 
-    def _launch(self, program: Program, lane: int, is_ahead: bool = False) -> Launch:
+    def _launch(
+        self, program: Program, lane: int, is_ahead: bool = False, is_marked: bool = False
+    ) -> Launch:
         """Launch a step on all ranks: on the others first, whose kernels this one's wait for."""
         if self._followers is not None:
             self._followers.step(program.shape, lane, is_ahead, program.told_inputs(lane))
-        return program.start(lane, is_ahead)
+        return program.start(lane, is_ahead, is_marked)
 
     def _fill_counts(self, slot: int, counts: npt.NDArray[Any], seen: npt.NDArray[Any]) -> None:
         if self._followers is not None:

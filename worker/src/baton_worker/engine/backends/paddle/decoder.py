@@ -23,6 +23,7 @@ from baton_worker.engine.backends.paddle.mixture import Mixture
 from baton_worker.engine.backends.paddle.norm import rms_norm
 from baton_worker.engine.backends.paddle.products import Mlp, Product, product_of
 from baton_worker.engine.backends.paddle.scaled_products import ScaledProduct
+from baton_worker.engine.kv.layers import marked_layers
 from baton_worker.engine.kv.layout import TokenGroup, flat_positions, pad_rows
 from baton_worker.engine.model.matrices import Matrix, ScaledMatrix
 from baton_worker.engine.model.rope import rope_tables, stretches
@@ -109,14 +110,22 @@ class Model:
             attention=self._attention.plan(groups),
         )
 
-    def forward(self, tokens: npt.NDArray[np.int64], plan: ForwardPlan) -> Tensor:
+    def forward(
+        self,
+        tokens: npt.NDArray[np.int64],
+        plan: ForwardPlan,
+        mark: Callable[[int], None] | None = None,
+    ) -> Tensor:
         """Return f32[P, H], the hidden states before the final norm, of tokens i64[N].
 
         P is `layout.n_rows(N)`; rows behind N are padding, here and in all methods below.
         """
         x = paddle.gather(self._embed, as_tensor(pad_rows(tokens)))
+        marked = marked_layers(len(self._layers), len(tokens))
         for index, layer in enumerate(self._layers):
             x = self._decoder_layer(x, layer, index, plan)
+            if mark is not None and index + 1 in marked:
+                mark(index + 1)
         return x
 
     def forward_mtp(

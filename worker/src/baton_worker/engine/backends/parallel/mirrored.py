@@ -48,8 +48,13 @@ class MirroredModel:
         """See `ForwardModel.plan`."""
         return _Plan(self._model.plan(groups), groups)
 
-    def forward(self, tokens: npt.NDArray[np.int64], plan: _Plan) -> _Hidden:
-        """See `ForwardModel.forward`."""
+    def forward(
+        self,
+        tokens: npt.NDArray[np.int64],
+        plan: _Plan,
+        mark: Callable[[int], None] | None = None,
+    ) -> _Hidden:
+        """See `ForwardModel.forward`; nobody is told of layers: no other process reads this KV."""
         self._ranks.tell(orders.Forward(orders.as_bytes(tokens), orders.pack_groups(plan.groups)))
         self._fed = plan
         return _Hidden(self._model.forward(tokens, plan.local))

@@ -23,6 +23,7 @@ from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
 from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton_worker.engine.step.in_flight import Mark
 from baton_worker.engine.step.runner import Runner
 
 
@@ -66,10 +67,10 @@ class PacedRunner(Runner):
         self._config = config
         self._time = time
 
-    def run(self, plan: StepPlan, n_draft: int) -> StepSnapshot:
+    def run(self, plan: StepPlan, n_draft: int, mark: Mark = lambda n_layers: None) -> StepSnapshot:
         """See `Runner.run`."""
         ends = self._time.clock() + step_seconds(self._config, plan)
-        snapshot = super().run(plan, n_draft)
+        snapshot = super().run(plan, n_draft, mark)
         missing = ends - self._time.clock()
         if missing > 0.0:
             self._time.sleep(missing)

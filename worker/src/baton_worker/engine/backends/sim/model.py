@@ -9,7 +9,7 @@ they mean elsewhere. Pure NumPy; knows no time and no requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -82,8 +82,13 @@ class SimModel:
         """See `ForwardModel.plan`."""
         return SimPlan(groups, kv_slots(groups, self._pool.shape.block_size))
 
-    def forward(self, tokens: npt.NDArray[np.int64], plan: SimPlan) -> Hidden:
-        """Return the hash behind every token, written to the pool."""
+    def forward(
+        self,
+        tokens: npt.NDArray[np.int64],
+        plan: SimPlan,
+        mark: Callable[[int], None] | None = None,
+    ) -> Hidden:
+        """Return the hash behind every token, written to the pool, which has one layer."""
         parts, start = [], 0
         for group in plan.groups:
             stop = start + group.n_tokens
