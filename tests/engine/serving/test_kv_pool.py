@@ -144,6 +144,23 @@ def test_blocks_are_handed_out_in_ascending_order(freed: list[int], count: int) 
     allocator.check_integrity([taken])
 
 
+def test_what_was_kept_is_adopted_up_to_what_is_gone() -> None:
+    allocator = BlockAllocator(6)
+    blocks, names = allocator.allocate(4), [b"a", b"b", b"c", b"d"]
+    allocator.taint(blocks)
+    allocator.keep(blocks, names)
+    allocator.forget([b"c"])
+    found = allocator.kept(names)
+    assert allocator.adopt(names) == found == blocks[:2]
+    assert allocator.kept(names) == []
+    assert allocator.find(b"d") == blocks[3], "nobody has asked for what lies behind"
+    allocator.check_integrity([found])
+    assert allocator.allocate(1) == [blocks[2]]
+    assert allocator.take_uncleared() == [blocks[2]]
+    allocator.free(found)
+    assert allocator.take_uncleared() == [], "what was adopted is whole"
+
+
 def test_a_block_nobody_holds_cannot_be_named() -> None:
     with pytest.raises(ValueError, match="block 3 is named but nobody holds it"):
         BlockAllocator(4).name(3, NAMES[0])
