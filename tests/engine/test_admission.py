@@ -149,6 +149,16 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("bad", [-1, 8, 1 << 32])
+@pytest.mark.parametrize("n_tokens", [1, 32, 33, 150])
+def test_a_token_that_is_none_is_found_among_few_and_many(n_tokens: int, bad: int) -> None:
+    limits = replace(LIMITS, max_model_len=200)
+    tokens = (PROMPT * 50)[:n_tokens]
+    check_request(request(prompt_token_ids=tokens), limits)
+    with pytest.raises(EngineRefusedError, match=f"prompt_token_ids holds {bad}, ids are 0..7"):
+        check_request(request(prompt_token_ids=(*tokens[:-1], bad)), limits)
+
+
 @pytest.mark.parametrize(("words", "item"), REFUSED.items(), ids=REFUSED.keys())
 def test_a_request_beyond_a_bound_is_refused_by_name(words: str, item: Submit) -> None:
     with pytest.raises(EngineRefusedError, match=words):

@@ -52,10 +52,10 @@ def marked_layers(n_layers: int, n_tokens: int) -> tuple[int, ...]:
 
 def runs_of(theirs: Sequence[int], blocks: Sequence[int]) -> npt.NDArray[np.int64]:
     """Return [pieces, 3]: first block there, first block here, how many; neighbours go together."""
-    pairs = np.array([theirs, blocks], np.int64)
-    starts = np.flatnonzero(np.r_[True, (np.diff(pairs) != 1).any(axis=0)])
-    counts = np.diff(np.r_[starts, pairs.shape[1]])
-    return np.stack([*pairs[:, starts], counts], axis=1)
+    pairs, is_end = np.array([theirs, blocks], np.int64).T, np.ones(len(blocks) + 1, np.bool_)
+    is_end[1:-1] = (pairs[1:] - pairs[:-1] != 1).any(axis=1)
+    (ends,) = is_end.nonzero()
+    return np.concatenate([pairs[ends[:-1]], (ends[1:] - ends[:-1])[:, None]], axis=1)
 
 
 def each_block(runs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

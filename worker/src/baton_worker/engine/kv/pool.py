@@ -67,14 +67,17 @@ class BlockAllocator:
         return len(self._idle)
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out `count` blocks, each to one holder and without a name.
+        """Hand out `count` blocks, in ascending order, each to one holder and without a name.
+
+        Neighbours lie behind each other in memory: where a table lists them so, they are copied as
+        one piece.
 
         Raises:
             OutOfBlocksError: fewer are free.
         """
         if count > self.n_free:
             raise OutOfBlocksError(f"{count} KV blocks wanted, {self.n_free} free")
-        blocks = [self._take() for _ in range(count)]
+        blocks = sorted(self._take(count))
         self._uncleared += self._tainted.intersection(blocks)
         self._tainted.difference_update(blocks)
         self._holders.update(dict.fromkeys(blocks, 1))
@@ -207,9 +210,13 @@ class BlockAllocator:
         if not self._idle.keys() <= self._name_of.keys() <= held.keys() | self._idle.keys():
             raise ValueError("an idle block has no name, or a nameless one is findable")
 
-    def _take(self) -> int:
-        if self._empty:  # as long as there are any: an idle block's content may still be asked for
-            return self._empty.pop()
+    def _take(self, count: int) -> list[int]:
+        """Take nameless blocks as long as there are any: an idle one may still be asked for."""
+        n_left = max(len(self._empty) - count, 0)
+        blocks, self._empty[n_left:] = self._empty[n_left:], ()
+        return blocks + [self._take_idle() for _ in range(count - len(blocks))]
+
+    def _take_idle(self) -> int:
         block, _ = self._idle.popitem(last=False)
         del self._named[self._name_of.pop(block)]
         return block

@@ -27,6 +27,7 @@ from baton_worker.sampling import (
 )
 
 MAX_HANDOFF_DRAFTS = 5
+_FEW_TOKENS = 32
 
 LOWEST_LOGPROB = -float(np.finfo(np.float32).max)
 """What the logprob op gives for a probability of 0."""
@@ -191,8 +192,7 @@ def _check_draft_scores(state: HandoffState, limits: RequestLimits) -> None:
 
 def _check_logprob_values(name: str, values: tuple[float, ...]) -> None:
     """Check values as the float32 that a record makes of them."""
-    with np.errstate(over="ignore"):
-        stored = np.array(values, np.float32).tolist()
+    stored = array("f", values)
     bad = [value for value in stored if not LOWEST_LOGPROB <= value <= MAX_LOGPROB]
     if bad:
         _invalid(f"{name} holds the logprob {bad[0]}, allowed are {LOWEST_LOGPROB:g}..0")
@@ -214,6 +214,8 @@ def _check_tokens(name: str, tokens: tuple[int, ...], limits: RequestLimits) -> 
 
 def _are_ids(tokens: tuple[int, ...], vocab_size: int) -> bool:
     """Whether all are; a long prompt is looked at in one piece, between its arrival and a step."""
+    if len(tokens) <= _FEW_TOKENS:
+        return all(0 <= token < vocab_size for token in tokens)
     try:
         return int(np.frombuffer(array("I", tokens), np.uint32).max()) < vocab_size
     except OverflowError:  # negative, or no number of 32 bits

@@ -192,7 +192,8 @@ class RequestState:
     @property
     def blocks(self) -> list[int]:
         """The blocks it owns, in position order."""
-        return [int(block) for block in self.table[: self.n_blocks]]
+        blocks: list[int] = self.table[: self.n_blocks].tolist()
+        return blocks
 
     def end_lease(self) -> None:
         """See to it that nobody takes what is in its blocks for its KV any more."""

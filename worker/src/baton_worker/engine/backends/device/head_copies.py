@@ -6,6 +6,7 @@ different ones, and each from its own counterpart if the groups are alike. Pure 
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from baton_worker.engine.model.shards import Shard
@@ -26,6 +27,7 @@ class HeadCopy(NamedTuple):
     n_heads: int
 
 
+@functools.cache
 def head_copies(kv_heads: int, ranks_there: int, ranks_here: int) -> tuple[HeadCopy, ...]:
     """Return what fills all parts here, each head of each once.
 
