@@ -102,7 +102,7 @@ def orders_of(way: int, seed: int) -> list[Order]:
     threads = 640 if way > OF_FEW else 384
     late = each_last(threads, seed + 100, most=2)
     apart = [replace(order, are_warps_apart=True) for order in late]
-    return [*each_last(threads, seed, most=5), *apart[:2]]
+    return [*each_last(threads, seed, most=3), *apart[:2]]
 
 
 class Long:

@@ -229,7 +229,7 @@ def late_by_way(case: Case, way: int, most: int) -> dict[Order, str]:
 def test_whoever_comes_last_changes_no_bit(matmuls: host_matmul.HostMatmul, way: int) -> None:
     kind = KINDS[::2][way // 2 % 2]
     case = Case(matmuls, kind, 70 if way >= FIRST_MANY or way % 2 else 8, 136, 2_056)
-    assert late_by_way(case, way, most=8) == {}
+    assert late_by_way(case, way, most=5) == {}
 
 
 @pytest.mark.parametrize("way", GROUPED_WAYS)
@@ -237,7 +237,7 @@ def test_whoever_comes_last_changes_no_bit(matmuls: host_matmul.HostMatmul, way:
 def test_whoever_comes_last_in_groups_changes_no_bit(
     matmuls: host_matmul.HostMatmul, kind: str, way: int
 ) -> None:
-    assert late_by_way(Grouped(matmuls, kind, (8, 0, 9, 1), 72, 1_288), way, most=6) == {}
+    assert late_by_way(Grouped(matmuls, kind, (8, 0, 9, 1), 72, 1_288), way, most=4) == {}
 
 
 @pytest.mark.parametrize("fault", OF_WHO_IS_LAST)
