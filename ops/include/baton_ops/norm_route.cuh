@@ -160,7 +160,7 @@ struct RouterRows {
   __device__ __forceinline__ float Product(int e, const E* x, int64_t columns, int lane) const {
     const float* row = e < kept ? held + e * columns : rows + e * columns;
     float sum = 0.0f;
-#pragma unroll 2
+#pragma unroll 4
     for (int64_t at = lane * kChunk; at < columns; at += kWarp * kChunk) {
       const auto chunk = LoadChunk<E, true>(x, at, columns);
       const auto weights = LoadChunk<float, true>(row, at, columns);
