@@ -18,11 +18,13 @@ from baton_testing.engine_bench import Clock
 from baton_testing.pool_pair import LONG, Pair, alone, fill, said
 from baton_testing.ranked_engines import benches, options, over
 from baton_testing.tiny_model import TINY_MODEL
+from baton_worker.engine.api import KvFilled
 from baton_worker.engine.backends.device import orders
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.head_copies import head_copies
 from baton_worker.engine.kv.sharing import CannotAttachError
 from baton_worker.engine.model.shards import Shard
+from baton_worker.messages import HANDOFF_LAYERS
 
 POWERS = st.sampled_from([1, 2, 4, 8, 16])
 
@@ -214,23 +216,27 @@ def test_an_engine_that_is_closed_gives_all_back_at_once() -> None:
 
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (4, 4), (1, 2), (4, 2)])
 @pytest.mark.parametrize("n_draft", [0, 3])
+@pytest.mark.parametrize("features", [(), (HANDOFF_LAYERS,)], ids=["blocks", "layers"])
 def test_what_is_pulled_while_it_is_computed_says_the_same(
-    prefill: int, decode: int, n_draft: int
+    prefill: int, decode: int, n_draft: int, features: tuple[str, ...]
 ) -> None:
     """In groups that are alike bit for bit what one worker says, else to the rounding of sums."""
-    limits = {"n_draft": n_draft}
+    limits = {"n_draft": n_draft, "overlap": bool(features)}
     with over(prefill) as first, over(decode) as second:
         make = benches(first, second)
-        pair = Pair(make, **limits)
-        keys = [pair.submit(number, LONG[: 150 - number]) for number in (1, 2, 3)]
+        pair, heard = Pair(make, **limits), list[KvFilled]()
+        tell, told = pair.tell, {"features": features}
+        pair.tell = lambda word, *n: (heard.append(word), tell(word, *n))[1]  # type: ignore[method-assign]
+        keys = [pair.submit(number, LONG[: 150 - number], **told) for number in (1, 2, 3)]
         for handoff in pair.compute():
             pair.offer(handoff)
         while pair.prefill.engine.has_work():
             for handoff in pair.compute():
                 pair.offer(handoff)
         pair.finish()
-        assert sum(pair.pulled()) == 3 * 10
+        assert sum(pair.pulled()) == pytest.approx(3 * 10)
         assert pair.pulled()[0] > 0, "some of it before the offer"
+        assert any(word.begun.n_blocks for word in heard) == bool(features)
         pair.check_nothing_is_left()
         for number, key in zip((1, 2, 3), keys, strict=True):
             ours = said(pair.decode, key)

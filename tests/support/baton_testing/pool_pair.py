@@ -56,7 +56,7 @@ class Pair:
         for _ in range(most):
             if not self.prefill.engine.has_work():
                 return []
-            result = self.prefill.step()
+            result = self.prefill.step(self.tell)
             for filled in result.filled:
                 self.tell(filled)
             if result.handoffs:
