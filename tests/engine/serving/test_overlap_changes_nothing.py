@@ -275,7 +275,7 @@ def test_a_step_runs_while_the_output_of_the_one_before_is_made(tiny: Any, key: 
     engine.submit(
         Submit(*key(1), prompt_token_ids=tuple(range(5, 25)), sampling=sampling, logprobs_k=2)
     )
-    landed = engine._collect(engine._launch())
+    landed = engine._collect(engine._launch(), lambda filled: None)
     assert watched.begun.acquire(timeout=20.0)
     engine._in_flight = engine._launch()
     finishing.append(False)
@@ -292,9 +292,9 @@ def test_the_plan_bounds_what_a_step_feeds(tiny: Any, key: Any) -> None:
     bounds: list[int] = []
     run = engine._parts.runner.run
 
-    def noting(plan: Any, n_draft: int) -> Any:
+    def noting(plan: Any, *more: Any) -> Any:
         bounds.append(plan.most_tokens)
-        return run(plan, n_draft)
+        return run(plan, *more)
 
     engine._parts.runner.run = noting
     for number in range(24):
