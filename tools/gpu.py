@@ -384,6 +384,7 @@ def main(words: Sequence[str] | None = None) -> int:
         sys.exit(f"[gpu] {problem}")
     if options.gpus > 1 and (problem := gpu_needs.too_few_gpus(options.gpus)):
         sys.exit(f"[gpu] {problem}")
+    gpu_jobs.end_on_sigterm()
     with gpu_jobs.held(BUILD, alone=options.what == "test"):
         lay_out(options.library or built_library())
         return int(chosen[options.what](options, more))

@@ -332,6 +332,13 @@ def run(running: Running, jobs: Sequence[Job], most: int) -> Iterable[Ended]:
                 time.sleep(POLL_S)
 
 
+def end_on_sigterm() -> None:
+    """Have SIGTERM end this process as an exception does: what it has started is ended too, and
+    does not stay on the GPUs beside whoever has them next.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 @contextmanager
 def held(build: Path, *, alone: bool) -> Iterator[None]:
     """Hold the folder of the library and of reports, alone for the suite; end where it is taken."""

@@ -359,6 +359,37 @@ def test_a_job_that_hangs_where_python_cannot_end_it_is_killed_with_what_it_star
     wait_until("its child has ended", lambda: state_of(pid), lambda state: state in "ZX")
 
 
+ENDED = """
+import os, pathlib, gpu_jobs
+gpu_jobs.end_on_sigterm()
+here = pathlib.Path.cwd()
+running = gpu_jobs.Running(["-q", "-p", "no:cacheprovider"], here, here, os.environ, 1 << 40)
+list(gpu_jobs.run(running, [gpu_jobs.Job("waits", ("test_waits.py::test_waits",))], 1))
+"""
+WAITS = """
+import os, pathlib, signal
+def test_waits():
+    pathlib.Path("new").write_text(str(os.getpid()))
+    os.rename("new", "pid")
+    signal.pause()
+"""
+
+
+def test_jobs_end_with_a_run_that_is_told_to_end(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_waits.py").write_text(WAITS)
+    told = dict(os.environ) | {"PYTHONPATH": str(Path(gpu_jobs.__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", ENDED], cwd=tmp_path, env=told) as run:
+        try:
+            wait_until("its test runs", (tmp_path / "pid").is_file, bool)
+            pid = int((tmp_path / "pid").read_text())
+            run.terminate()
+            assert run.wait(60) == 143
+        finally:
+            run.kill()
+    assert state_of(pid) in "ZX"
+
+
 def test_digests_of_processes_that_write_at_once_are_all_kept(tmp_path: Path) -> None:
     program = "import pathlib, sys\nfrom gpu_reports import kept\n"
     program += "for n in range(50): kept(f'{sys.argv[1]}-{n}', 'ab', pathlib.Path(sys.argv[2]))"
