@@ -147,20 +147,24 @@ class BlockAllocator:
             if name in self._named:
                 self._idle.move_to_end(self._named[name])
 
-    def adopt(self, names: Sequence[bytes]) -> None:
-        """Hold what `kept` found. It is whole for its new holder, and has no name any more."""
-        self._tainted.difference_update(self.resume(names))
+    def adopt(self, names: Sequence[bytes]) -> list[int]:
+        """Hold what `kept` would find, and return it. It is whole for its new holder, and has no
+        name any more.
+        """
+        blocks = self.resume(names)
+        self._tainted.difference_update(blocks)
+        return blocks
 
     def resume(self, names: Sequence[bytes]) -> list[int]:
-        """Hold what `keep` was given and is there, to fill more of it; it is tainted still.
-
-        Returns:
-            The blocks.
-        """
-        blocks = [self._named.pop(name) for name in names]
-        for block in blocks:
+        """Hold what `kept` would find, and return it, to fill more of it; it is tainted still."""
+        blocks = []
+        for name in names:
+            block = self._named.pop(name, None)
+            if block is None:
+                break
             del self._name_of[block], self._idle[block]
-            self._holders[block] = 1
+            blocks.append(block)
+        self._holders.update(dict.fromkeys(blocks, 1))
         return blocks
 
     def forget(self, names: Sequence[bytes]) -> None:

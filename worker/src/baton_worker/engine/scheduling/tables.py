@@ -66,10 +66,10 @@ class BlockTables:
 
     def reuse(self, request: RequestState) -> None:
         """Start a request behind the positions that cached blocks hold."""
-        blocks = self._cached(request)
         if request.is_pulled:
-            self._adopt(request, blocks)
+            self._adopt(request)
             return
+        blocks = self._cached(request)
         self._allocator.share(blocks)
         request.table[: len(blocks)] = blocks
         request.n_blocks = request.n_named = len(blocks)
@@ -108,10 +108,10 @@ class BlockTables:
             return self._allocator.kept(request.ahead.names)
         return self._prefix.match(request) if self._prefix is not None else []
 
-    def _adopt(self, request: RequestState, blocks: list[int]) -> None:
+    def _adopt(self, request: RequestState) -> None:
         """Start a request behind the blocks that were pulled before its offer came."""
         ahead = request.ahead
-        self._allocator.adopt(ahead.names[: len(blocks)])
+        blocks = self._allocator.adopt(ahead.names)
         layers = ahead.layers[: len(blocks)]
         self._let_go_ahead(request)
         request.table[: len(blocks)], ahead.layers = blocks, layers
