@@ -338,8 +338,8 @@ def handoffs(run: Run) -> str:
 
 As the workers count it; milliseconds are means of a handoff. A place is what prefill asks decode
 for before it computes a prompt; who gets none at once was held up by what decode was short of
-([metrics](../metrics.md) has the reasons). Read ahead is KV that decode read while the prompt was
-still computed. A transfer is from the offer to decode's
+([metrics](../metrics.md) has the reasons). Read ahead is KV that decode had read when it
+took the offer. A transfer is from the offer to decode's
 word that the KV has arrived; handoffs that overlap each count their own time, and what was read
 ahead counts among the bytes, so the rate is no link's and may be above it.
 

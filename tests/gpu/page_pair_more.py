@@ -16,7 +16,7 @@ from page_text import Goal, Record, Run, share, table
 
 ADDED_MS, AHEAD = {8192: 2.0}, {8192: 0.9}
 """What handing over may add behind the last chunk, in ms, and the share of the KV that is to be
-read before it, by prompt."""
+read when the offer comes, by prompt."""
 PULLED_GB_PER_S, SUMMED = 350.0, 0.6
 KILLED = 200
 ROLES = ("prefill", "decode")
@@ -79,7 +79,7 @@ def handed_over(run: Run) -> str:
     if not rows:
         return ""
     head = ["prompt", "chunk", "added, ms (goal)", "offer to arrival", "to import", "the rest",
-            "next gaps, 1P+1D", "mixed", "read before the last chunk (goal)"]  # fmt: skip
+            "next gaps, 1P+1D", "mixed", "read before the offer (goal)"]  # fmt: skip
     return f"""## What handing over adds
 
 In the same single requests: from the first token to the second, the pair's time less the mixed
@@ -87,8 +87,8 @@ worker's for the same prompt, the median. Prefill counts two parts of it, means 
 its offer to decode's word of it, and on to decode's word that all the KV is in its pool. The rest
 is decode's first step, which a mixed worker has launched before it tells the first token, and what
 the means are off the median. *Next gaps*: from the second token to the third, and to the fourth, in
-ms: there decode's steps are long under way. What is not read before the last chunk is computed is
-read behind the offer.
+ms: there decode's steps are long under way. What is not read when decode takes the
+offer, a few ms after the last chunk is computed, is read behind it.
 
 {table(head, rows)}"""
 

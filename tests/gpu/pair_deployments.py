@@ -43,7 +43,7 @@ HELD_UP = "baton_handoff_places_held_up_total"
 """Requests that got no place at once, by reason: prefill does not compute them before."""
 
 PULLED = "baton_engine_kv_pulled_blocks_total"
-"""Blocks that decode read in prefill's pool: ahead of their offers, or behind them."""
+"""Blocks that decode read in prefill's pool: there before their offers, or not."""
 
 
 class Way(NamedTuple):
