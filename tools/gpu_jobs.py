@@ -334,9 +334,14 @@ def run(running: Running, jobs: Sequence[Job], most: int) -> Iterable[Ended]:
 
 def end_on_sigterm() -> None:
     """Have SIGTERM end this process as an exception does: what it has started is ended too, and
-    does not stay on the GPUs beside whoever has them next.
+    does not stay on the GPUs beside whoever has them next. A second one cuts that not short.
     """
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 @contextmanager

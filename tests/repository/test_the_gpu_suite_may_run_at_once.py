@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -388,6 +390,39 @@ def test_jobs_end_with_a_run_that_is_told_to_end(tmp_path: Path) -> None:
         finally:
             run.kill()
     assert state_of(pid) in "ZX"
+
+
+STAYS = """
+import os, pathlib, signal
+def told(number, frame):
+    pathlib.Path("told").touch()
+def test_waits():
+    signal.signal(signal.SIGTERM, told)
+    pathlib.Path("new").write_text(str(os.getpid()))
+    os.rename("new", "pid")
+    while True:
+        signal.pause()
+"""
+
+
+def test_a_run_that_is_told_twice_to_end_still_kills_who_stays(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_waits.py").write_text(STAYS)
+    told = dict(os.environ) | {"PYTHONPATH": str(Path(gpu_jobs.__file__).parent)}
+    program = ENDED.replace("gpu_jobs.end_on", "gpu_jobs.STOP_S = 2\ngpu_jobs.end_on")
+    with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=told) as run:
+        try:
+            wait_until("its test runs", (tmp_path / "pid").is_file, bool)
+            run.terminate()
+            wait_until("its test is told", (tmp_path / "told").is_file, bool)
+            run.terminate()
+            assert run.wait(60) == 143
+            assert state_of(int((tmp_path / "pid").read_text())) in "ZX"
+        finally:
+            run.kill()
+            if (tmp_path / "pid").is_file():
+                with suppress(ProcessLookupError):
+                    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
 def test_digests_of_processes_that_write_at_once_are_all_kept(tmp_path: Path) -> None:
