@@ -16,6 +16,7 @@ from baton_testing.pool_pair import LONG, Pair, alone, said
 from baton_worker.engine.api import Handoff, KvFilled
 from baton_worker.engine.kv import layers
 from baton_worker.messages import HANDOFF_LAYERS
+from baton_worker.records.columns import ErrorCode
 
 ENGINES = ("paddle",)
 MARKS = (4, 6, 7)
@@ -193,7 +194,12 @@ def test_whatever_comes_and_is_lost_what_is_said_is_the_same(
                 pair.prefill.engine.release_handoff(key)
         pair.decode.engine.check_integrity()
     pair.finish()
-    for number, (key, _, _) in enumerate(told):
-        error = pair.decode.reader[key].error
-        if error is None:  # else its offer's own pull was lost
+    ends = [(number, key, pair.decode.reader[key].error) for number, (key, _, _) in enumerate(told)]
+    assert any(error is None for _, _, error in ends)
+    for number, key, error in ends:
+        if error is None:
             assert said(pair.decode, key) == alone(make_bench, number, LONG, model=deep)
+        else:
+            assert error[0] is ErrorCode.HANDOFF_PEER_LOST, "its offer's own pull was lost"
+            pair.prefill.engine.release_handoff(key)
+    pair.check_nothing_is_left()
