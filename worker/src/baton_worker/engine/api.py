@@ -211,7 +211,8 @@ class DeviceLoad(NamedTuple):
 WHY_LEFT_AHEAD = ("blocks", "lease", "times", "room", "unfit", "lost", "coming")
 """Why nothing of use is pulled before its offer: blocks that are not the request's or none of the
 pool's; lent no more; pulled too often; those who run need the room; values that no pool may hold;
-what was read has not come; others took some of its blocks while something comes for those behind.
+what was read has not come; others took some of its blocks, or what came for them was lost, while
+something comes for those behind.
 """
 
 

@@ -215,8 +215,8 @@ class _LoadMetrics:
             "Decode: words of filled blocks that nothing of use was pulled for, by why (blocks: "
             "not its own, or none of the pool's; lease: lent no more; times: pulled too often; "
             "room: those who run need it; unfit: values that no pool may hold; lost: it has not "
-            "come; coming: others took some while something comes for the rest); a later word's "
-            "pull or the offer's brings them",
+            "come; coming: others took some, or it was lost, while something comes for the rest); "
+            "a later word's pull or the offer's brings them",
             labels=("reason",),
         )
         self._left = {why: left.labels(*factory.values(why)) for why in WHY_LEFT_AHEAD}
