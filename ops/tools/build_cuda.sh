@@ -92,22 +92,22 @@ check_code() {
 
 if [[ -x "$cuobjdump" ]]; then
   # Hopper's kernels: the tensor cores, the copy engine, an early start that waits, wide stores.
-  hopper=(HGMMA UTMALDG ACQBULK PREEXIT 'STG\.E\.128')
+  hopper=(HGMMA UTMALDG ACQBULK PREEXIT 'STG\.E\.128 ')
   check_code logprobs 'LDS\.128' UBLKCP 'STG\.E\.128\.STRONG' REDUX
   check_code matmul_few "${hopper[@]}"
   check_code matmul_grouped "${hopper[@]}"
   check_code matmul_many "${hopper[@]}" 'UTMALDG\.4D' MOVM USETMAXREG
   check_code decode_attention "${hopper[@]}"
-  check_code latent_attention 'HMMA\.16816\.F32\.BF16' 'LDSM\.16\.M' 'LDSM\.16\.MT' LDGSTS ACQBULK PREEXIT
-  check_code latent 'HMMA\.16816\.F32\.BF16' 'LDSM\.16\.M' 'LDSM\.16\.MT' LDGSTS ACQBULK PREEXIT 'STG\.E\.128'
+  check_code latent_attention 'HMMA\.16816\.F32\.BF16' 'LDSM\.16\.M8' 'LDSM\.16\.MT' LDGSTS ACQBULK PREEXIT
+  check_code latent 'HMMA\.16816\.F32\.BF16' 'LDSM\.16\.M8' 'LDSM\.16\.MT' LDGSTS ACQBULK PREEXIT 'STG\.E\.128 '
   check_code latent_hopper "${hopper[@]}" USETMAXREG
-  check_code scaled_turned 'HGMMA\.64x128x16' 'UTMALDG\.3D' 'UTMALDG\.4D' LDGSTS ACQBULK PREEXIT 'STG\.E\.128' MOVM USETMAXREG 'F2FP\.F16\.E4M3'
+  check_code scaled_turned 'HGMMA\.64x128x16' 'UTMALDG\.3D' 'UTMALDG\.4D' LDGSTS ACQBULK PREEXIT 'STG\.E\.128 ' MOVM USETMAXREG 'F2FP\.F16\.E4M3'
   check_code scaled_few HMMA 'LDGSTS\.E\.BYPASS\.128' ACQBULK PREEXIT 'LDS\.128' 'F2FP\.F16\.E4M3'
   check_code scaled_row HMMA 'LDGSTS\.E\.BYPASS\.128' ACQBULK PREEXIT 'LDS\.128' 'F2FP\.F16\.E4M3'
   check_code scaled ACQBULK PREEXIT HMMA 'LDG\.E\.128' 'F2FP\.F16\.E4M3'
   check_code prompt_attention "${hopper[@]}" USETMAXREG
   # Ranks meet at system scope, and read what others write meanwhile: nothing of it is constant.
-  check_code rank_sum ACQBULK PREEXIT 'STG\.E\.64\.STRONG\.SYS' 'LDG\.E\.64\.STRONG\.SYS' 'MEMBAR\.[A-Z.]*SYS' 'LDG\.E\.STRONG\.SYS' 'LDG\.E\.128 ' 'STG\.E\.128'
+  check_code rank_sum ACQBULK PREEXIT 'STG\.E\.64\.STRONG\.SYS' 'LDG\.E\.64\.STRONG\.SYS' 'MEMBAR\.[A-Z.]*SYS' 'LDG\.E\.STRONG\.SYS' 'LDG\.E\.128 ' 'STG\.E\.128 '
   if grep -m 3 -E 'LDG\.[A-Z0-9.]*CONSTANT' "$build/rank_sum.sass"; then
     echo "rank_sum.cu reads parts as if they were constant" >&2
     exit 1
