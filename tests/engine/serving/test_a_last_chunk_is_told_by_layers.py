@@ -172,6 +172,26 @@ def test_steps_that_nobody_waits_for_elsewhere_tell_no_layers(
     assert said(pair.decode, key) == alone(make_bench, 1, LONG, model=deep)
 
 
+def test_a_last_chunk_is_told_by_layers_beside_who_decodes(
+    make_bench: Callable[..., Any], deep: LoadedModel
+) -> None:
+    """Also where a device is given it, with their tokens, behind a step under way."""
+    pair = LayerPair(make_bench, model=deep)
+    pair.prefill.submit(8, LONG[:10], max_tokens=60)
+    while not pair.prefill.engine.load().running:
+        pair.prefill.step()
+    key = pair.submit(1, LONG)
+    (handoff,) = pair.compute()
+    assert [word.begun for word in pair.told if word.begun.n_blocks] == [
+        BegunBlocks(2, n) for n in MARKS
+    ]
+    pair.offer(handoff)
+    pair.finish()
+    assert said(pair.decode, key) == alone(make_bench, 1, LONG, model=deep)
+    pair.prefill.drain()
+    pair.check_nothing_is_left()
+
+
 def test_prompts_that_end_in_one_step_are_told_each_for_itself(
     make_bench: Callable[..., Any], deep: LoadedModel
 ) -> None:
