@@ -392,6 +392,27 @@ def test_words_that_make_no_sense_are_left(
     assert pair.decode.engine.load().kv_left_ahead == {"blocks": 1}
 
 
+@pytest.mark.parametrize("begun", [[(2, 2), (1, 2)], [(2, 3), (1, 1)], [(3, 2), (2, 1)], [(2, 0)]])
+def test_words_that_take_layers_back_harm_nobody(
+    make_bench: Callable[..., Any], deep: LoadedModel, begun: list[tuple[int, int]]
+) -> None:
+    """A device refuses to copy pieces of nothing, and ends with that."""
+    pair = LayerPair(make_bench, model=deep)
+    pair.hear = lambda filled: None
+    key = pair.submit(0, LONG)
+    word = fill(pair)[-1]
+    for one in begun:
+        pair.tell(word._replace(begun=BegunBlocks(*one)))
+        pair.come()
+        pair.decode.engine.check_integrity()
+    (handoff,) = pair.compute()
+    pair.offer(handoff)
+    pair.finish()
+    assert sum(pair.pulled()) == pytest.approx(10), "each layer once"
+    assert said(pair.decode, key) == alone(make_bench, 0, LONG, model=deep)
+    pair.check_nothing_is_left()
+
+
 class Drawn:
     """A pair to which things happen as they are drawn."""
 
