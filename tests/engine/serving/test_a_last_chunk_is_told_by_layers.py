@@ -211,6 +211,25 @@ def test_prompts_that_end_in_one_step_are_told_each_for_itself(
     pair.check_nothing_is_left()
 
 
+def test_a_short_chunk_is_told_once_in_a_long_step_too(
+    make_bench: Callable[..., Any], deep: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode serves words one behind the other, and offers behind them."""
+    monkeypatch.setattr(layers, "FEW_TOKENS", 64)
+    pair = LayerPair(make_bench, model=deep, prefill_tokens=128)
+    lengths = (20, 64, 30)
+    keys = [pair.submit(n, LONG[:length]) for n, length in enumerate(lengths)]
+    handoffs = pair.compute()
+    said_of = [[w.begun.n_layers for w in pair.told if w.key == key] for key in keys]
+    assert said_of == [[MARKS[0]], [*MARKS], [MARKS[0]]]
+    for handoff in handoffs:
+        pair.offer(handoff)
+    pair.finish()
+    for n, (key, length) in enumerate(zip(keys, lengths, strict=True)):
+        assert said(pair.decode, key) == alone(make_bench, n, LONG[:length], model=deep)
+    pair.check_nothing_is_left()
+
+
 def test_of_a_prompt_whose_beginning_is_known_that_is_whole_at_once(
     make_bench: Callable[..., Any], deep: LoadedModel
 ) -> None:
@@ -410,6 +429,27 @@ def test_words_that_make_no_sense_are_left(
     pair.tell(word._replace(begun=BegunBlocks(*begun)))
     assert pair.pulled() == (0, 0)
     assert pair.decode.engine.load().kv_left_ahead == {"blocks": 1}
+
+
+@pytest.mark.parametrize("begun", [[(2, 2), (1, 2)], [(2, 3), (1, 1)], [(3, 2), (2, 1)], [(2, 0)]])
+def test_words_that_take_layers_back_harm_nobody(
+    make_bench: Callable[..., Any], deep: LoadedModel, begun: list[tuple[int, int]]
+) -> None:
+    """A device refuses to copy pieces of nothing, and ends with that."""
+    pair = LayerPair(make_bench, model=deep)
+    pair.hear = lambda filled: None
+    key = pair.submit(0, LONG)
+    word = fill(pair)[-1]
+    for one in begun:
+        pair.tell(word._replace(begun=BegunBlocks(*one)))
+        pair.come()
+        pair.decode.engine.check_integrity()
+    (handoff,) = pair.compute()
+    pair.offer(handoff)
+    pair.finish()
+    assert sum(pair.pulled()) == pytest.approx(10), "each layer once"
+    assert said(pair.decode, key) == alone(make_bench, 0, LONG, model=deep)
+    pair.check_nothing_is_left()
 
 
 class Drawn:

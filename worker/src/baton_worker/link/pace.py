@@ -12,7 +12,8 @@ from collections import OrderedDict
 BURST_MESSAGES = 20_000
 MESSAGES_PER_SECOND = 4_000.0
 """A worker acknowledges each command and each heartbeat, and prefill says three words to decode for
-each request: hundreds a second.
+each request, one for each further chunk of its prompt and up to three of the last one's layers:
+hundreds a second.
 """
 _REMEMBERED = 4096
 

@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 FEW_TOKENS = 1024
-"""A step of fewer is short: an eighth of the layers of Qwen3-8B takes an H100 2 ms for 512."""
+"""A step of fewer is short: an eighth of the layers of Qwen3-8B takes an H100 2 ms for 512. So is a
+chunk, also one of many in a long step: its reader has the words of all to serve.
+"""
 
 Spans = npt.NDArray[np.int64]
 """i64[blocks, 2]: of each block the first layer, and the one behind the last."""
@@ -46,8 +48,13 @@ def marked_layers(n_layers: int, n_tokens: int) -> tuple[int, ...]:
     leaves. But each word takes its reader a millisecond or two, and words of layers that are done
     sooner would only keep it from the offer behind them.
     """
-    left = {n_layers // parts for parts in ((2,) if n_tokens < FEW_TOKENS else (2, 4, 8))}
+    left = {n_layers // parts for parts in ((2,) if is_short(n_tokens) else (2, 4, 8))}
     return tuple(sorted({n_layers - some for some in left} - {0, n_layers}))
+
+
+def is_short(n_tokens: int) -> bool:
+    """Whether a step, or a chunk, of so many tokens is told of once at the most."""
+    return n_tokens < FEW_TOKENS
 
 
 def runs_of(theirs: Sequence[int], blocks: Sequence[int]) -> npt.NDArray[np.int64]:

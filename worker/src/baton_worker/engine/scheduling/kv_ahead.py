@@ -13,7 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress, repeat
 from typing import NamedTuple
 
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
@@ -73,11 +73,14 @@ class _Bet:
         return self.peer is kv.pool and self.lease == kv.lease
 
     def missing(self, wanted: Sequence[int], most: int | None) -> range:
-        """Return the blocks from the first on that has fewer layers than are to be had."""
-        done = self.ahead.layers
-        both = enumerate(zip(done, wanted, strict=False))
-        start = next((i for i, (n, m) in both if n < m), min(len(done), len(wanted)))
-        return range(start, len(wanted) if most is None else min(start + most, len(wanted)))
+        """Return the blocks from the first on that has fewer layers than are to be had, up to the
+        next that has not: a word that takes some back would make pulls of no layers.
+        """
+        both = zip(chain(self.ahead.layers, repeat(0)), wanted, strict=False)
+        lacks = [*(n < m for n, m in both), False]
+        start = lacks.index(True) if True in lacks else len(wanted)
+        stop = lacks.index(False, start)
+        return range(start, stop if most is None else min(start + most, stop))
 
 
 class _Ended(NamedTuple):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from baton_worker.engine.kv.layers import is_short
 from baton_worker.engine.output.snapshot import NO_SNAPSHOT, StepSnapshot
 from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.engine.scheduling.requests import RequestState
@@ -108,12 +109,13 @@ class InFlightStep:
 
     def told_by_layers(self) -> Iterator[tuple[RequestState, int, int, int]]:
         """Yield whose last chunk is computed from and to which positions up to which layer, as soon
-        as it is.
+        as it is; of a short chunk the first time alone.
         """
         chunks = self.plan.told_by_layers
-        for n_layers in self.layers() if chunks else ():
+        for number, n_layers in enumerate(self.layers() if chunks else ()):
             for chunk in chunks:
-                yield chunk.request, chunk.start, chunk.stop, n_layers
+                if not number or not is_short(chunk.n_tokens):
+                    yield chunk.request, chunk.start, chunk.stop, n_layers
 
     def settled(self, is_live: Callable[[RequestState], bool]) -> InFlightStep:
         """Return it as it is now that all before it have landed: who goes on in it, and where."""
