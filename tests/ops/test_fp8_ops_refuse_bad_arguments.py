@@ -137,6 +137,21 @@ def beside_experts(**changed: Any) -> None:
     both_of_experts_rows(beside=tuple(given.values()))
 
 
+def beside_no_rows(**changed: Any) -> None:
+    """Where no row has an expert nothing is launched, and what all share would not be either."""
+    row = tensor("bfloat16", 1, COLUMNS)
+    room = tensor("uint8", 1, COLUMNS), tensor("float32", 1, 3)
+    weight = tensor("uint8", OUTPUTS, COLUMNS), tensor("float32", OUTPUTS, 3)
+    none = {
+        "plain": tensor("bfloat16", 0, COLUMNS),
+        "x": tensor("uint8", 0, COLUMNS),
+        "x_scales": tensor("float32", 0, 3),
+        "out": tensor("bfloat16", 0, OUTPUTS),
+        "beside": (row, *room, *weight, tensor("bfloat16", 1, OUTPUTS)),
+    }
+    both_of_experts_rows(**none, **changed)
+
+
 WITH_HALVES = {
     "x": tensor("bfloat16", ROWS, 304),
     "values": tensor("uint8", ROWS, activation_bytes(304)),
@@ -215,6 +230,8 @@ def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None
         (both_of_experts_rows, {"x": tensor("uint8", 1, COLUMNS)}, "x.shape[0] must be 5"),
         (both_of_experts_rows, {"starts": tensor("int32", 3)}, "weight.shape[0]"),
         (beside_experts, {"beside_x": None}, "beside_x"),
+        (beside_experts, {"beside_plain": None}, "beside_x must be None where beside_plain is"),
+        (beside_no_rows, {}, "out.shape[0] must be in [1, "),
         (beside_experts, {"beside_plain": tensor("float32", 1, COLUMNS)}, "beside_plain"),
         (beside_experts, {"beside_plain": tensor("bfloat16", 2, COLUMNS)}, "beside_plain.shape[0]"),
         (beside_experts, {"beside_weight": tensor("uint8", 80, COLUMNS)}, "beside_weight.shape[0]"),

@@ -78,11 +78,21 @@ constexpr Product Plain(Product product) {
   return product;
 }
 
-// Reads beside_plain, beside_x, beside_x_scales, beside_weight, beside_weight_scales, beside_out,
-// or nothing where there is no first one.
+// Reads what a product beside others is given where it has no row of its own: nothing.
+void ReadNothing(ArgumentReader* args) {
+  for (const char* name :
+       {"beside_x", "beside_x_scales", "beside_weight", "beside_weight_scales", "beside_out"}) {
+    if (!args->OptionalTensor(name)) continue;
+    TVM_FFI_THROW(TypeError) << name << " must be None where beside_plain is";
+  }
+}
+
+// Reads beside_plain, beside_x, beside_x_scales, beside_weight, beside_weight_scales, beside_out:
+// all of them, beside rows of which there is one at least, or none.
 void ReadBeside(ArgumentReader* args, const Call& call, cuda::ScaledMatmulInput* in) {
   const auto plain = args->OptionalTensor("beside_plain");
-  if (!plain) return;
+  if (!plain) return ReadNothing(args);
+  CheckRange("out.shape", 0, in->rows, 1, cuda::kMostScaledRows);
   const TensorView x = args->Tensor("beside_x"), x_scales = args->Tensor("beside_x_scales");
   const TensorView weight = args->Tensor("beside_weight");
   const TensorView weight_scales = args->Tensor("beside_weight_scales");

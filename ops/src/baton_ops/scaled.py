@@ -126,7 +126,7 @@ def quantise_expert_gate_up_silu_into(
 ) -> None:
     """As `quantise_matmul_into`, of `scaled_expert_gate_up_silu_into`; and what
     `quantise_gate_up_silu_into` does with `beside`, of one row and a weight as large as an
-    expert's: of a single row of both, the same one, in one launch.
+    expert's: of a single row of both, the same one, in one launch. Then out has a row at least.
     """
     run = launch("cuda_quantise_expert_gate_up_silu")
     run(plain, x, x_scales, row, starts, weight, weight_scales, out, *(beside or _NOTHING))

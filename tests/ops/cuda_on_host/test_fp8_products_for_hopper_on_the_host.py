@@ -264,7 +264,7 @@ def test_a_row_has_its_bits_whoever_comes_last(both: tuple[HostScaled, HostTurne
     any_gpu, turned = both
     wanted = wide(1, 160, np.float32)
     any_gpu.matmul(any_gpu.quantise(x, 128), weight, 128, wanted[:, :160])
-    for seed, order in enumerate(each_last(384, seed=1, most=16)):
+    for seed, order in enumerate(each_last(512, seed=1, most=16)):
         out = wide(1, 160, np.float32)
         turned.set(seed)
         with turned.ordered(order):
@@ -424,13 +424,34 @@ def test_what_all_share_has_its_bits_beside_experts_second_product(
         np.testing.assert_array_equal(out, made)
 
 
-def test_more_rows_of_pairs_than_a_tokens_are_not_quantised_on_the_way(
-    both: tuple[HostScaled, HostTurned],
+@pytest.mark.parametrize(("pairs", "columns"), [(9, 128), (2, 6272)], ids=["more", "longer"])
+def test_more_rows_of_pairs_than_there_is_room_for_are_not_quantised_on_the_way(
+    both: tuple[HostScaled, HostTurned], pairs: int, columns: int
 ) -> None:
-    weight = rows_of(np.random.default_rng(0), 32, 128, 128, is_weight=True)
-    x, starts = aligned(np.ones((9, 128), np.float32)), np.array([0, 9], np.int32)
+    """More than a token's, or longer ones than a block has room for two of."""
+    weight = rows_of(np.random.default_rng(0), 32, columns, 128, is_weight=True)
+    x, starts = aligned(np.ones((pairs, columns), np.float32)), np.array([0, pairs], np.int32)
     with pytest.raises(RuntimeError, match="not taken"):
-        both[1].of_row(x, weight, 128, aligned(np.zeros((9, 32), np.float32)), starts=starts)
+        both[1].of_row(x, weight, 128, aligned(np.zeros((pairs, 32), np.float32)), starts=starts)
+
+
+@pytest.mark.parametrize("exponent", [-141, -140, -127, -110, -80, 0, 80, 100])
+def test_a_row_on_the_way_is_quantised_alike_however_small_or_large(
+    both: tuple[HostScaled, HostTurned], exponent: int
+) -> None:
+    """Also where a scale is no normal number, where its reciprocal is none, and of -0."""
+    rng = np.random.default_rng(exponent + 200)
+    values = rng.uniform(-1.0, 1.0, (1, 2304)) * 2.0**exponent
+    values[0, ::7] *= 0.0
+    x = aligned(values.astype(np.float32))
+    weight = rows_of(rng, 32, 2304, 128, is_weight=True)
+    weight = weight._replace(scales=aligned(weight.scales * np.float32(2.0 ** (-exponent / 2))))
+    any_gpu, turned = both
+    out, wanted = aligned(np.zeros((1, 32), np.float32)), np.zeros((1, 32), np.float32)
+    any_gpu.matmul(any_gpu.quantise(x, 128), weight, 128, wanted)
+    turned.of_row(x, weight, 128, out)
+    assert (np.isfinite(wanted) & (wanted != 0.0)).all()
+    np.testing.assert_array_equal(out, wanted)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
@@ -512,6 +533,22 @@ def test_a_row_or_weight_where_no_vector_begins_is_refused(
     x = aligned(host_matmul.bf16(np.ones((1, 128), np.float32)), x_off)
     with pytest.raises(RuntimeError, match="not taken"):
         both[1].of_row(x, weight, 128, aligned(np.zeros((1, 32), np.uint16)))
+
+
+@pytest.mark.parametrize("kind", ["another-row", "row", "weight"])
+def test_what_does_not_lie_beside_a_token_is_refused(
+    both: tuple[HostScaled, HostTurned], kind: str
+) -> None:
+    """Another row than the token's, of pairs a row where no vector begins, and such a weight."""
+    rng, pairs = np.random.default_rng(0), 2 if kind == "row" else 1
+    x = aligned(host_matmul.bf16(np.ones((pairs, 128), np.float32)))
+    row = x if kind == "weight" else aligned(x[:1], 2 if kind == "row" else 0)
+    weight, shared = rows_of(rng, 64, 128, 128, True), rows_of(rng, 32, 128, 128, True)
+    shared = shared._replace(values=aligned(shared.values, 1 if kind == "weight" else 0))
+    outs = [aligned(np.zeros((n, 32), np.uint16)) for n in (pairs, 1)]
+    starts, beside = np.array([0, 1, pairs], np.int32), (row, shared, outs[1])
+    with pytest.raises(RuntimeError, match="not taken"):
+        both[1].of_row(x, weight, 128, outs[0], starts=starts, beside=beside)
 
 
 def test_ranges_of_a_block_of_few_rows_need_their_barrier(
