@@ -15,6 +15,7 @@ from pathlib import Path
 from baton_worker.engine.backends.sim import engine as sim
 from baton_worker.engine.output.snapshot import StepSnapshot
 from baton_worker.engine.scheduling.plans import StepPlan
+from baton_worker.engine.step.in_flight import Mark
 from baton_worker.main import main
 
 
@@ -22,10 +23,12 @@ def hang_while(switch: Path) -> None:
     """Let every step of this process wait while a file exists."""
     run = sim.PacedRunner.run
 
-    def hanging(runner: sim.PacedRunner, plan: StepPlan, n_draft: int) -> StepSnapshot:
+    def hanging(
+        runner: sim.PacedRunner, plan: StepPlan, n_draft: int, mark: Mark = lambda n_layers: None
+    ) -> StepSnapshot:
         while switch.exists():
             time.sleep(0.05)
-        return run(runner, plan, n_draft)
+        return run(runner, plan, n_draft, mark)
 
     sim.PacedRunner.run = hanging  # type: ignore[method-assign]
 
