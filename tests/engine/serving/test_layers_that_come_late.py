@@ -162,7 +162,10 @@ def test_blocks_of_who_left_are_nobodys_before_the_last_write(
         pair.decode.engine.check_integrity()
         pull.come()
         pair.decode.engine.has_work()
-    assert pair.decode.engine.load().kv_blocks_used == 0
+    load = pair.decode.engine.load()
+    assert load.kv_blocks_used == 0
+    assert load.kv_pulled_ahead_blocks == 8, "what had come when it left"
+    assert load.kv_pulled_behind_blocks == pytest.approx(2 * 7 / 8)
     pair.decode.engine.check_integrity()
     pair.prefill.engine.release_handoff(key)
 

@@ -113,7 +113,7 @@ class KvAhead:
 
     Attributes:
         n_before, n_behind: layers of blocks that have come before the offer, whatever became of
-            them, and that came behind it although they were told before.
+            them; and that were begun before it and had not, also where none came any more.
         n_left: words that nothing of use was pulled for, by `api.WHY_LEFT_AHEAD`. Their blocks are
             pulled behind a later word, or behind the offer.
     """
@@ -268,6 +268,7 @@ class KvAhead:
 
     def drop(self, key: RequestKey) -> None:
         """Give the blocks back: no offer will come."""
+        self.settle()  # what has come has come before that
         bet = self._bets.pop(key, None)
         if bet is not None:
             self._allocator.forget(bet.ahead.cut(0))
@@ -287,7 +288,7 @@ class KvAhead:
 
     def _leave(self, bet: _Bet) -> None:
         for going in bet.pulls:
-            self.n_before += going.n_layers  # it comes, for nobody
+            self.n_behind += going.n_layers  # it comes later, for nobody, or not at all
             self._leaving.leave(going.blocks, going.pull, bet.peer)
 
     def _keep_come(self, pulls: list[_UnderWay], ahead: AheadBlocks, peer: Peer) -> _Ended:
