@@ -17,7 +17,7 @@ import msgspec
 
 from baton_worker import __version__
 from baton_worker.config import ConfigError, EngineConfig, ProcessConfig, SimConfig, load_config
-from baton_worker.config_decode_prompts import DecodePromptsConfig
+from baton_worker.config_decode_prompts import DecodePromptsConfig, check_chunk
 from baton_worker.config_errors import explain
 from baton_worker.identity import Role
 from baton_worker.logs import configure_logging
@@ -326,6 +326,10 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
     known = {"gpu": (1, 2, 4, 8), "sim": (1,)}.get(options.engine, (options.tp,))
     if options.tp not in known:
         raise ConfigError(f"--tp is {options.tp}, --engine {options.engine} takes one of {known}")
+    try:
+        check_chunk(options.decode_prompt_chunk)
+    except ValueError as error:
+        raise ConfigError(f"--decode-prompt-chunk: {error}") from error
     return EngineConfig(
         device=options.engine,
         sim=_sim_config(options),
