@@ -155,14 +155,15 @@ class Bench:
                     self.report.write()
                 say(
                     f"{kv}, K = {k}: {record['differ']} of {record['requests']} answers differ, "
-                    f"{record['accepted_drafts']:.0f} drafts were accepted"
+                    f"{record['accepted_drafts']:.0f} drafts were accepted, decode computed "
+                    f"{record['by_decode']:.0f} prompts"
                 )
 
     def _compared(
         self, pair: Serving, asks: Sequence[Ask], wanted: Sequence[Said], name: str, k: int
     ) -> dict[str, Any]:
         pair.speculate(k)
-        accepted, before = pair.accepted(), pair.handed_over()
+        accepted, before, own = pair.accepted(), pair.handed_over(), pair.own_prompts()
         got = pair_exact.answers(pair.deployment, asks, name)
         handoff = handed_over_since(before, pair.handed_over())
         return pair_exact.compared(got, wanted, f"K = {k}") | {
@@ -170,6 +171,7 @@ class Bench:
             "greedy": sum(ask.sampling["temperature"] == 0 for ask in asks),
             "accepted_drafts": pair.accepted() - accepted,
             "bytes": handoff["bytes"],
+            "by_decode": pair.own_prompts() - own,
             "ways": sorted(handoff["bytes_by_transport"]),
         }
 

@@ -58,6 +58,7 @@ RECORD = Group(
      "exact": Several(Group({"k": WHOLE, "requests": ABOVE, "tokens": LEAST, "differ": WHOLE,
                              "accepted_drafts": LEAST, "first": Several(TEXT)},
                             {"kv": TEXT, "greedy": WHOLE, "bytes": LEAST, "ways": Several(TEXT),
+                             "by_decode": LEAST,
                              "layers": WHOLE})),
      "starts": Several(Group({"way": TEXT, "chunk": WHOLE, "seconds": ABOVE})),
      "kills": page_pair_more.KILLS, "pull": page_pair_more.PULL,
