@@ -1,4 +1,4 @@
-"""Decode computes a prompt alone where prefill's line is long, decode says it will, and no where
+"""Decode computes a prompt alone where prefill's line is long, decode says it will, and nowhere
 else; a simulated clock shows what that does to first tokens.
 """
 
@@ -79,6 +79,10 @@ def test_who_could_not_be_the_decode_of_a_pair_or_has_no_place_now_takes_none(fa
     assert helper(*long_line(load("d", Role.DECODE, **WILLING))) == "d"
     able = load("other", Role.DECODE)
     assert helper(*long_line(able, load("d", Role.DECODE, **(WILLING | facts)))) is None
+
+
+def test_a_decode_that_is_ejected_with_all_of_its_kind_is_a_pairs_last_resort_and_no_help():
+    assert helper(*long_line(load("d", Role.DECODE, is_ejected=True, **WILLING))) is None
 
 
 def test_a_feature_that_decode_lacks_leaves_the_request_to_others():

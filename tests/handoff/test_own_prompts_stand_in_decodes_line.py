@@ -60,6 +60,14 @@ def test_own_prompts_make_nobody_greedy_and_find_no_reserve():
     assert places.why_waiting(key(5)) == "slots"
 
 
+def test_the_reserve_is_for_senders_whom_a_greedy_one_keeps_out_and_not_for_own_prompts():
+    places = Places(limits(slots=4))
+    assert ask(places, *((n, "greedy") for n in range(6))) == [0, 1, 2, 3]
+    assert ask(places, (100, OWN)) == []
+    assert ask(places, (101, "q")) == [101], "the other holds more than its share now"
+    assert ask(places, (102, OWN)) == []
+
+
 def test_own_prompts_need_none_of_the_memory_for_kv_that_comes():
     places = Places(PlaceLimits(4, 15, 1000, 100, 60.0))
     assert ask(places, (0, "p"), (1, OWN), (2, OWN)) == [0, 1, 2]
@@ -155,3 +163,4 @@ def test_an_own_ask_that_waits_too_long_fails_and_one_that_left_says_nothing(han
     decode.transport.leave(key(1))
     decode.transport.ask_here(key(5), OWN_WISH)
     assert decode.next().key == key(5), "and nothing of who left"
+    assert decode.transport._receiver._own_asked_at == {}
