@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from baton_faults.fleet import Fleet, wait_until
 from baton_faults.steady import (
     ENGINE,
     N_OPEN,
+    PACE,
     assert_flat,
     assert_records_are_right,
     assert_whole_at_once,
@@ -31,7 +33,14 @@ N_REQUESTS = 1000
 ROUNDS = 2
 
 
-WAYS: dict[str, dict[str, bool]] = {"zmq": {}, "shm": {"share_kv": True}, "nixl": {"nixl": True}}
+WAYS: dict[str, dict[str, Any]] = {
+    "zmq": {},
+    "shm": {"share_kv": True},
+    "nixl": {"nixl": True},
+    "decode helps": {"decode_prompts_behind": 1},
+}
+SLOW_PREFILL = msgspec.structs.replace(PACE, prefill_token_seconds=2e-3)
+HELPED = {"decode_prompt_chunk_tokens": 16, "sim": SLOW_PREFILL}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -41,7 +50,12 @@ def test_killed_workers_lose_no_request_and_leave_nothing_in_the_gateway(
     if way == "nixl":
         pytest.importorskip("nixl_cu13")
         monkeypatch.setenv("UCX_NET_DEVICES", "lo")
-    engine = msgspec.structs.replace(ENGINE, prefill_chunk_tokens=16)  # so that some is read ahead
+    helps = HELPED if way == "decode helps" else {}
+    engine = msgspec.structs.replace(
+        ENGINE,
+        prefill_chunk_tokens=16,  # so that some is read ahead
+        **helps,
+    )
     with recorded_fleet(tmp_path, engine=engine, **WAYS[way]) as running:
         with steady(running, at_least=100) as warm:
             wait_served(warm, 100)
@@ -56,12 +70,15 @@ def test_killed_workers_lose_no_request_and_leave_nothing_in_the_gateway(
         gateway = running["gateway"]
         assert gateway.metric("baton_gateway_retries_total") > 0, "nobody was in a killed worker"
         assert gateway.metric("baton_gateway_overlap_mismatches_total") == 0
+        by_decode = gateway.metric("baton_gateway_prompts_total", worker_role="decode")
+        assert bool(by_decode) is bool(helps)
         assert_flat(before, footprint(running, "gateway"))
         assert_records_are_right(running, warm, load)
         running.wait_empty()
-        read = running["prefill-0"].metric("baton_handoff_delivered_bytes_total", transport=way)
-        assert read > 0
-        if way == "zmq":
+        transport = "zmq" if helps else way
+        prefill = running["prefill-0"]
+        assert prefill.metric("baton_handoff_delivered_bytes_total", transport=transport) > 0
+        if transport == "zmq":
             assert read_ahead(running) == 0
         else:
             # How much is computed when decode looks for it is a matter of the machine's pace.

@@ -175,6 +175,9 @@ def _run(
     assert not failures, failures
     assert link.violations == []
     assert built[0].requests.is_empty
+    for load in built[0].workers.loads():
+        left = (load.outstanding_tokens, load.outstanding_requests)
+        assert (*left, load.prompt_tokens, load.line_tokens) == (0, 0, 0, 0), load.info.worker_id
 
 
 StartGateway = Callable[..., Running]

@@ -21,7 +21,7 @@ def row(position, tokens, flags=0, drafts=(), verified=(0, 0)):
 
 
 def test_the_first_token_is_prefills_and_carries_its_drafts_by_name():
-    detail = StepsOf(WORDS, is_pair=True).detail(Part(row(0, [1], FLAG_FIRST_TOKEN, [2, 3]), 0), 1)
+    detail = StepsOf(WORDS).detail(Part(row(0, [1], FLAG_FIRST_TOKEN, [2, 3]), 0), 1)
     assert (detail.computed_by, detail.position, detail.drafts) == (
         "prefill",
         0,
@@ -30,7 +30,7 @@ def test_the_first_token_is_prefills_and_carries_its_drafts_by_name():
 
 
 def test_a_mixed_worker_computes_everything():
-    steps = StepsOf(WORDS, is_pair=False)
+    steps = StepsOf(WORDS, alone="mixed")
     rows = [row(0, [1], FLAG_FIRST_TOKEN), row(1, [2])]
     assert [steps.detail(Part(r, 0), 1).computed_by for r in rows] == ["mixed", "mixed"]
 
@@ -41,7 +41,7 @@ def test_a_mixed_worker_computes_everything():
 )
 def test_only_delivered_tokens_count(skip, used, accepted, ranks):
     part = Part(row(5, [1, 2, 3], verified=(2, 2)), skip)
-    detail = StepsOf(WORDS, is_pair=True).detail(part, used)
+    detail = StepsOf(WORDS).detail(part, used)
     assert (detail.position, detail.n_tokens) == (5 + skip, used)
     assert (detail.n_accepted, detail.ranks) == (accepted, ranks)
 

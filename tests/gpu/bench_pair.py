@@ -29,6 +29,7 @@ import numpy as np  # noqa: E402
 import pair_exact  # noqa: E402
 from bench_gateway import FIRST_TEXT_ID, Load, model_folder  # noqa: E402
 from pair_deployments import (  # noqa: E402
+    HELP_FLAG,
     KvWay,
     Processors,
     Serving,
@@ -56,8 +57,11 @@ from baton_testing.exactness.asks import Ask  # noqa: E402
 from baton_testing.exactness.said import Said  # noqa: E402
 from baton_worker.engine.model.shape import load_shape  # noqa: E402
 
+HELPED = "1P+1D, decode helps"
 PARTS = ("ttft", "exact", "steady", "logprobs")
 WARM_TOKENS, WARM_REQUESTS = 24, 3
+WARM_LINE = 8
+"""Prompts at once, of which decode computes some if it helps."""
 TOP, MOST_DRAFTS = 20, 3
 MIXED_SHARE = 0.6
 """Of the streams' room, for each of two mixed workers: they are not spread evenly to the token."""
@@ -98,6 +102,9 @@ class Bench:
             for _ in range(WARM_REQUESTS):
                 seed += 1
                 whole(serving.clients.serve(self.bodies(1, prompt, FIRST_TOKENS, seed)))
+        if serving.way.helps:
+            line = self.bodies(WARM_LINE, sizes.arriving, FIRST_TOKENS, seed + 1)
+            whole(serving.clients.serve(line))
         if streams:
             many = self.bodies(sizes.streams, sizes.context, WARM_TOKENS, SEEDS["warm"])
             whole(serving.clients.serve(many))
@@ -148,14 +155,15 @@ class Bench:
                     self.report.write()
                 say(
                     f"{kv}, K = {k}: {record['differ']} of {record['requests']} answers differ, "
-                    f"{record['accepted_drafts']:.0f} drafts were accepted"
+                    f"{record['accepted_drafts']:.0f} drafts were accepted, decode computed "
+                    f"{record['by_decode']:.0f} prompts"
                 )
 
     def _compared(
         self, pair: Serving, asks: Sequence[Ask], wanted: Sequence[Said], name: str, k: int
     ) -> dict[str, Any]:
         pair.speculate(k)
-        accepted, before = pair.accepted(), pair.handed_over()
+        accepted, before, own = pair.accepted(), pair.handed_over(), pair.own_prompts()
         got = pair_exact.answers(pair.deployment, asks, name)
         handoff = handed_over_since(before, pair.handed_over())
         return pair_exact.compared(got, wanted, f"K = {k}") | {
@@ -163,6 +171,7 @@ class Bench:
             "greedy": sum(ask.sampling["temperature"] == 0 for ask in asks),
             "accepted_drafts": pair.accepted() - accepted,
             "bytes": handoff["bytes"],
+            "by_decode": pair.own_prompts() - own,
             "ways": sorted(handoff["bytes_by_transport"]),
         }
 
@@ -201,16 +210,20 @@ class Bench:
         seed = SEEDS["steady"] + 1
         prompts = self.bodies(len(times), sizes.arriving, sizes.arriving_tokens, seed)
         at = [0.0] * len(streams) + [sizes.lead + time for time in times]
-        before = serving.handed_over()
+        before, own = serving.handed_over(), serving.own_prompts()
         served = serving.clients.serve(streams + prompts, at, self.steady_seconds)
         serving.wait_idle()
         way = serving.way
         record = steady_numbers(served, sizes, len(times))
         record |= {"way": way.name, "chunk": way.chunk, "prompts_per_s": prompts_per_s}
-        servers = way.prefill or way.mixed
-        record["queue"] = queue_numbers(times, sizes.arriving / tokens_per_s, servers)
+        if not way.helps:  # else there is one server more, of another speed, now and then
+            servers = way.prefill or way.mixed
+            record["queue"] = queue_numbers(times, sizes.arriving / tokens_per_s, servers)
         if way.prefill:
             record["handoff"] = handed_over_since(before, serving.handed_over())
+        if way.helps:
+            record["decode_chunk"] = int(way.more[way.more.index(HELP_FLAG) + 1])
+            record["by_decode"] = serving.own_prompts() - own
         self.report.add("steady", record)
         say(steady_line(record))
 
@@ -299,7 +312,9 @@ class Session:
             self.bench.exact(pair, kv.name, mixed, self.folder.name, drafts)
 
     def _loaded(self, only: set[str]) -> None:
-        """The pair, then mixed workers of every chunk, alone on the GPUs: each needs the memory."""
+        """The pair, the pair whose decode helps, and mixed workers of every chunk, one after the
+        other: each needs the memory of both GPUs.
+        """
         tokens_per_s = 0.0
         chunks = self.options.chunks if "steady" in only else []
         with self._start(self._pair(self.options.pair_chunk)) as pair:
@@ -311,13 +326,17 @@ class Session:
                 with self.report.part(f"steady streams on {pair.way.name}"):
                     self.bench.steady(pair, tokens_per_s)
             if "logprobs" in only:
-                reserve = len(chunks) * (self.bench.steady_seconds + SECONDS_OF_START)
+                n_more = len(chunks) + (bool(chunks) and self.options.decode_chunk > 0)
+                reserve = n_more * (self.bench.steady_seconds + SECONDS_OF_START)
                 with self.report.part("logprobs"):
                     self.bench.logprobs(pair, reserve)
-        for chunk in chunks:
+        others = [self._mixed(chunk) for chunk in chunks]
+        if chunks and self.options.decode_chunk:
+            others.insert(0, self._helped(self.options.pair_chunk, self.options.decode_chunk))
+        for way in others:
             with (
-                self.report.part(f"steady streams on 2 mixed, chunks of {chunk}"),
-                self._start(self._mixed(chunk)) as one,
+                self.report.part(f"steady streams on {way.name}, chunks of {way.chunk}"),
+                self._start(way) as one,
             ):
                 self.bench.warm(one)
                 self.bench.steady(one, tokens_per_s)
@@ -326,6 +345,13 @@ class Session:
         sizes = self.sizes
         running, kv = max(sizes.wide.streams, sizes.streams + 8), self.options.kv[0]
         return Way("1P+1D", 1, 1, 0, chunk, sizes.blocks(wide=True), running, more=kv.flags)
+
+    def _helped(self, chunk: int, decode_chunk: int) -> Way:
+        """The pair, decode computing prompts behind one that waits."""
+        behind = ("--decode-prompts-behind", str(self.sizes.arriving))
+        pair = self._pair(chunk)
+        more = (*pair.more, HELP_FLAG, str(decode_chunk), *behind)
+        return pair._replace(name=HELPED, more=more)
 
     def _mixed(self, chunk: int) -> Way:
         sizes = self.sizes
@@ -366,6 +392,10 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="prompt tokens a step: of idle pairs, and of mixed workers under load",
     )  # fmt: skip
     parser.add_argument("--pair-chunk", type=int, help="of the pair under load (the first chunk)")
+    parser.add_argument(
+        "--decode-chunk", type=int, default=0, metavar="TOKENS",
+        help="under load, measure the pair also with a decode that computes prompts in such chunks",
+    )  # fmt: skip
     parser.add_argument(
         "--kv", nargs="+", type=KvWay.of, default=[KvWay.of("nvlink")], metavar="WAY",
         help="ways of KV: nvlink, nixl, zmq, or NAME=FLAGS of `baton-worker local`; the first is "

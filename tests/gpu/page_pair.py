@@ -44,6 +44,7 @@ STEADY = Group(
      "unserved": WHOLE, "ttft_p50": QUANTILE, "ttft_p99": QUANTILE, "client_busy": LEAST,
      "prompts_per_s": ABOVE, "gaps": Several(Several(LEAST, 2), 1)},
     {"handoff": HANDOFF, "together": LEAST, "pause_p99": QUANTILE,
+     "decode_chunk": WHOLE, "by_decode": LEAST,
      "queue": Group({"servers": WHOLE, "prompt_seconds": ABOVE, "p50": ABOVE, "p99": ABOVE})},
 )  # fmt: skip
 RECORD = Group(
@@ -57,6 +58,7 @@ RECORD = Group(
      "exact": Several(Group({"k": WHOLE, "requests": ABOVE, "tokens": LEAST, "differ": WHOLE,
                              "accepted_drafts": LEAST, "first": Several(TEXT)},
                             {"kv": TEXT, "greedy": WHOLE, "bytes": LEAST, "ways": Several(TEXT),
+                             "by_decode": LEAST,
                              "layers": WHOLE})),
      "starts": Several(Group({"way": TEXT, "chunk": WHOLE, "seconds": ABOVE})),
      "kills": page_pair_more.KILLS, "pull": page_pair_more.PULL,
@@ -185,7 +187,22 @@ computes ({computed} tokens/s; {handed} where the KV is handed over too). A gap 
 between two tokens of a stream; tokens that came together have gaps of 0. The gaps of all streams of
 a step count as one draw.
 
-{table(head, rows)}{_against(run, found)}{_queued(found)}{_pictured(found)}"""
+{table(head, rows)}{_helped(found)}{_against(run, found)}{_queued(found)}{_pictured(found)}"""
+
+
+def _helped(found: Sequence[Record]) -> str:
+    """Return what decode computed of the prompts, after an empty line; "" where none is told."""
+    told = [
+        f"{one['by_decode']:.0f} of the {one['prompts']} prompts were computed by decode, in "
+        f"chunks of\n{one['decode_chunk']:,} beside its streams ({_way(one)})."
+        for one in found
+        if _helps(one)
+    ]
+    return "".join(f"\n\n{one}" for one in told)
+
+
+def _helps(one: Record) -> bool:
+    return "by_decode" in one
 
 
 def _queued(found: Sequence[Record]) -> str:
@@ -213,19 +230,23 @@ def _way(one: Record) -> str:
     return f"{one['way']}, chunks of {one['chunk']:,}"
 
 
-def _pair_and_others(found: Sequence[Record]) -> tuple[Record | None, list[Record]]:
-    pairs = [one for one in found if one["way"] == "1P+1D"]
-    return (pairs[0] if pairs else None), [one for one in found if one["way"] != "1P+1D"]
+def _pairs_and_mixed(found: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """Return the pair and the one whose decode helps, those that there are, and the others."""
+    pairs = [one for one in found if one["way"] == "1P+1D"][:1]
+    pairs += [one for one in found if _helps(one)][:1]
+    return pairs, [one for one in found if one["way"] != "1P+1D" and not _helps(one)]
 
 
 def _against(run: Run, found: Sequence[Record]) -> str:
-    """Return a table of the pair over each of the others, after an empty line."""
-    pair, others = _pair_and_others(found)
-    if pair is None or not others:
-        return ""
-    rows = []
+    """Return a table of each pair over each of the others, after an empty line."""
+    pairs, others = _pairs_and_mixed(found)
+    return "".join(_over_each(run, pair, others) for pair in pairs if others)
+
+
+def _over_each(run: Run, pair: Record, others: Sequence[Record]) -> str:
+    rows, ours = [], "the pair whose decode helps" if _helps(pair) else "the pair"
     for one in others:
-        against = f"the pair over {_way(one)}"
+        against = f"{ours} over {_way(one)}"
         gap = number(pair["gap_p99"]) / number(one["gap_p99"])
         tokens = pair["tokens_per_s"] / one["tokens_per_s"]
         told = [
@@ -237,7 +258,8 @@ def _against(run: Run, found: Sequence[Record]) -> str:
             subject = f"{name} of first tokens under load, {against}"
             told.append(Goal(subject, "prompts", ratio, FIRST, "ratio", least=False))
         rows.append([_way(one), *(f"{g.value:.2f} ({run.held(g)})" for g in told)])
-    head = ["1P+1D over", "gap p99", "tokens/s", "first token p50", "first token p99"]
+    over = f"{pair['way']}{',' if _helps(pair) else ''} over"
+    head = [over, "gap p99", "tokens/s", "first token p50", "first token p99"]
     return f"\n\n{table(head, rows)}"
 
 

@@ -42,6 +42,10 @@ STILL_AT_WORK = ("baton_live_requests", "baton_handoff_open_offers")
 HELD_UP = "baton_handoff_places_held_up_total"
 """Requests that got no place at once, by reason: prefill does not compute them before."""
 
+HELP_FLAG = "--decode-prompt-chunk"
+OWN_PROMPTS = "baton_handoff_own_prompts_total"
+"""Prompts that decode computed, all of them."""
+
 PULLED = "baton_engine_kv_pulled_blocks_total"
 """Blocks that decode read in prefill's pool: there before their offers, or not."""
 
@@ -63,6 +67,11 @@ class Way(NamedTuple):
     def workers(self) -> int:
         """All of them."""
         return self.prefill + self.decode + self.mixed
+
+    @property
+    def helps(self) -> bool:
+        """Whether decode computes prompts while prefill's line is long."""
+        return HELP_FLAG in self.more
 
     def flags(self, model: Path, engine: str, gpus: str) -> list[str]:
         """Return what `baton-worker local` is told."""
@@ -148,6 +157,11 @@ class Serving:
                 for name, value in counted(HTTP.get(line["metrics_url"]).text).items():
                     found[name] = found.get(name, 0.0) + value
         return found
+
+    def own_prompts(self) -> float:
+        """Return how many prompts decode has computed so far."""
+        of_decode = [line for line in self.workers if line["role"] == "decode"]
+        return sum(metric(line["metrics_url"], OWN_PROMPTS) for line in of_decode)
 
     def speculate(self, k: int) -> None:
         """Order another K from every worker."""

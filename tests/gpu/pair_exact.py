@@ -18,7 +18,7 @@ from baton_testing.local_deployment import Deployment
 
 MOST_LOGPROBS = 20
 SHOWN = 3
-COUNTED = ("requests", "greedy", "tokens", "differ", "accepted_drafts", "bytes")
+COUNTED = ("requests", "greedy", "tokens", "differ", "accepted_drafts", "bytes", "by_decode")
 
 
 def asks(count: int, vocab_size: int, longest: int, tokens: int) -> list[Ask]:

@@ -357,9 +357,10 @@ def test_an_answer_that_differs_by_a_bit_is_found(other: dict[str, Any], where: 
     found = pair_exact.compared([said[0], pair_exact.said_of(other)], said, "K = 1")
     assert (found["requests"], found["tokens"], found["differ"]) == (2, 4, 1)
     assert f"K = 1, request 1: {where}" in found["first"][0]
-    more = found | {"k": 1, "greedy": 1, "accepted_drafts": 2.0, "bytes": 3.0}
+    more = found | {"k": 1, "greedy": 1, "accepted_drafts": 2.0, "bytes": 3.0, "by_decode": 1.0}
     both = pair_exact.added(more, more)
     assert (both["requests"], both["differ"], both["bytes"], both["k"]) == (4, 2, 6.0, 1)
+    assert both["by_decode"] == 2.0
     assert both["first"] == found["first"] * 2
 
 

@@ -136,6 +136,27 @@ def test_the_page_tells_each_number_of_a_run(record: dict[str, Any]) -> None:
         assert row in text, row
 
 
+def test_a_pair_whose_decode_helps_stands_beside_the_pair_where_a_run_has_it(
+    record: dict[str, Any],
+) -> None:
+    without = page_pair.page(record, "results/x.json")
+    assert "decode helps" not in without
+    more = {"by_decode": 7.0, "decode_chunk": 512, "ttft_p50": quantile(0.3)}
+    record["steady"].insert(1, steady("1P+1D, decode helps", 2048, 0.024, 6450.0, **more))
+    assert page_pair.problems(record) == []
+    text = page_pair.page(record, "results/x.json")
+    for row in (
+        "| 1P+1D, decode helps, chunks of 2,048 | 20.0 | 10.00 (9.00 to 11.00) | 24.00 (? to ?) |",
+        "7 of the 56 prompts were computed by decode, in chunks of\n512 beside its streams",
+        "| 1P+1D, decode helps, over | gap p99 |",
+        "| 2 mixed, chunks of 2,048 | 0.30 (0.35: met) | 0.99 (0.95: met) | 0.75 (1.00: met) |",
+        "| p99 of gaps, the pair whose decode helps over 2 mixed, chunks of 2,048 | <= 0.35 |",
+    ):
+        assert row in text, row
+    rows = [line for line in without.splitlines() if line.startswith("|")]
+    assert [row for row in rows if row not in text] == [], "the others' stay as they are"
+
+
 def test_goals_say_by_how_much_and_missed_ones_are_explained_in_their_words(
     record: dict[str, Any],
 ) -> None:

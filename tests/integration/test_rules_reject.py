@@ -139,6 +139,10 @@ CASES = {
         {"engine": {"device": "cpu", "dtype": "bfloat16"}},
         "engine.dtype bfloat16 is for device gpu: a cpu computes in float32",
     ),
+    "chunks that hardly compute anything": (
+        {"engine": {"decodePromptChunkTokens": 15}},
+        "engine.decodePromptChunkTokens is 0, or 16 at least",
+    ),
     "another block size": ({"engine": {"blockSize": 7}}, "Unsupported value"),
     "no replicas": (roles({"replicas": 0}), "greater than or equal to 1"),
     "a huge count": (roles({"replicas": 5000}), "less than or equal to 4096"),

@@ -48,6 +48,10 @@ SPECS = {
             "gpuMemoryPercent": 85,
         }
     },
+    "decode helps": {
+        "engine": {"decodePromptChunkTokens": 256},
+        "gateway": {"decodePromptsBehindTokens": 4096},
+    },
     "nothing shared": {"engine": {"prefixCaching": False}},
     "simulated": {"engine": {"device": "sim"}},
     "image volume": {"model": {"servedName": "chat", "image": {"reference": "models:1"}}},
@@ -100,6 +104,7 @@ def test_the_worker_reads_every_configuration(changes, tmp_path):
     assert worker.engine.block_size == spec.engine.block_size
     assert worker.engine.prefix_caching == spec.engine.prefix_caching
     assert worker.engine.device == spec.engine.device
+    assert worker.engine.decode_prompt_chunk_tokens == spec.engine.decode_prompt_chunk_tokens
     assert worker.engine.framework == spec.engine.framework
     assert worker.engine.dtype == spec.engine.dtype
     assert worker.engine.gpu_memory_utilization == spec.engine.gpu_memory_percent / 100
@@ -107,6 +112,8 @@ def test_the_worker_reads_every_configuration(changes, tmp_path):
     assert worker.control.socket == config.CONTROL_SOCKET
     gateway = load_config(tmp_path / "gateway.yaml").gateway
     assert gateway.http.port == 8000
+    behind = spec.gateway.decode_prompts_behind_tokens
+    assert gateway.decode_prompts.behind_tokens == behind
     assert gateway.health is not None
     assert gateway.health.port == 8080, "metrics are not on the port of the API"
 

@@ -116,7 +116,12 @@ def test_the_link_service_publishes_gateways_that_are_not_ready():
 def test_a_newer_operators_fields_make_no_revision_until_they_are_asked_for():
     """Else an upgrade of the operator would restart every worker."""
     assert revision_name(spec_of()) == "r082ef9aa"
-    for field in ({"dtype": "bfloat16"}, {"framework": "torch"}, {"gpuMemoryPercent": 80}):
+    for field in (
+        {"dtype": "bfloat16"},
+        {"framework": "torch"},
+        {"gpuMemoryPercent": 80},
+        {"decodePromptChunkTokens": 512},
+    ):
         asked = spec_of(engine={"device": "gpu"} | field)
         assert revision_name(asked) != revision_name(spec_of(engine={"device": "gpu"}))
 

@@ -30,6 +30,7 @@ from baton_worker.handoff.frames import decode_offer, encode_offer
 from baton_worker.handoff.ledger import HandoffLedger
 from baton_worker.handoff.places import PlaceLimits, Places, Reply
 from baton_worker.handoff.room import Wish
+from baton_worker.handoff.shares import OWN
 from baton_worker.identity import RequestKey
 from baton_worker.link.api import CommandReceived, Pressure
 from baton_worker.messages import Command, DecodeTarget
@@ -75,6 +76,8 @@ class MemoryTransport:
     answers: list[tuple[RequestKey, str]] = field(default_factory=list)
     asked: dict[RequestKey, str] = field(default_factory=dict)
     here: set[RequestKey] = field(default_factory=set)
+    own: set[RequestKey] = field(default_factory=set)
+    has_places: bool = False
     left: list[RequestKey] = field(default_factory=list)
 
     def offer(self, target: DecodeTarget, handoff: Handoff, deadline_seconds: float) -> None:
@@ -104,8 +107,16 @@ class MemoryTransport:
         assert reply in (Reply.QUEUED, Reply.GRANTED), reply
         peer.grant()
 
+    def ask_here(self, key: RequestKey, wish: Wish) -> None:
+        self.own.add(key)
+        reply = self.places.ask(key, wish, 0.0, OWN)
+        assert reply is Reply.QUEUED, reply
+        self.grant()
+
     def grant(self) -> None:
         for key in self.places.grant(0.0):
+            if key in self.own:
+                self.peers[self.owner].loop.inbox.put(HandoffGranted(key, 0.0))
             for peer in self.peers.values():
                 if key in peer.transport.asked:
                     peer.loop.inbox.put(HandoffGranted(key, 0.0))
@@ -203,6 +214,7 @@ def make_worker() -> Callable[..., Worker]:
         ledger_capacity: int = 64,
         places: PlaceLimits = PLACES,
         method: SpeculativeMethod = "mtp",
+        takes_prompts: bool = False,
         **engine: Any,
     ) -> Worker:
         config = ProcessConfig(
@@ -212,6 +224,7 @@ def make_worker() -> Callable[..., Worker]:
             engine=EngineConfig(**{"max_running": 8, **engine}),
         )
         link, transport, now = MemoryLink(), MemoryTransport(peers, name, Places(places)), [0.0]
+        transport.has_places = takes_prompts
         registry = CollectorRegistry()
         parts = LoopParts(
             engine=build_engine(config),

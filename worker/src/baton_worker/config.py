@@ -11,26 +11,19 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from baton_worker.config_decode_prompts import DecodePromptsConfig, check_chunk
 from baton_worker.config_errors import explain
+from baton_worker.config_types import Count, Port, Seconds, SecondsOrNone, Section, Share
 
 
 class ConfigError(ValueError):
     """A configuration file or flag is wrong; the message names the field. Not worth a retry."""
 
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
 SpeculativeMethod = Literal["none", "ngram", "mtp", "mtp_ngram"]
-SecondsOrNone = Annotated[float, msgspec.Meta(ge=0)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=None):
-    """Base of every section: unknown keys are errors, so a typing slip cannot pass silently."""
-
-
-class ModelConfig(_Section, frozen=True):
+class ModelConfig(Section, frozen=True):
     """Which weights to serve: `path` is a folder in Hugging Face layout.
 
     `served_name`: what clients call it; empty: the folder's name. `revision`: a name for these
@@ -42,7 +35,7 @@ class ModelConfig(_Section, frozen=True):
     revision: str = ""
 
 
-class SpeculativeConfig(_Section, frozen=True):
+class SpeculativeConfig(Section, frozen=True):
     """Drafting: `num_speculative_tokens` is K, drafts per step; 0 exactly when `method` is none.
 
     Methods: `mtp`, the model's own draft layer; `ngram`, prompt lookup, which needs no such layer:
@@ -62,13 +55,13 @@ class SpeculativeConfig(_Section, frozen=True):
         return self.method in ("mtp", "mtp_ngram")
 
 
-class LogprobsConfig(_Section, frozen=True):
+class LogprobsConfig(Section, frozen=True):
     """`max_top_k`: most alternatives a request may ask for (wire limit 64; OpenAI's own is 20)."""
 
     max_top_k: Annotated[int, msgspec.Meta(ge=0, le=64)] = 20
 
 
-class CurveConfig(_Section, frozen=True):
+class CurveConfig(Section, frozen=True):
     """CURVE encryption and authentication of the link and of KV transfer.
 
     `enabled`: false on one machine only, and then at both ends. `public_key_file` /
@@ -84,7 +77,7 @@ class CurveConfig(_Section, frozen=True):
     allowed_keys_file: str = ""
 
 
-class LinkConfig(_Section, frozen=True):
+class LinkConfig(Section, frozen=True):
     """The record link.
 
     Workers: `gateways` lists `tcp://host:port` endpoints, or `dns` names a headless service whose
@@ -114,7 +107,7 @@ class LinkConfig(_Section, frozen=True):
     curve: CurveConfig = CurveConfig()
 
 
-class HandoffConfig(_Section, frozen=True):
+class HandoffConfig(Section, frozen=True):
     """KV transfer: where it goes, and what waits where and for how long.
 
     `bind`: where decode listens; port 0: a free one. `advertise_host`: an address or name under
@@ -141,7 +134,7 @@ class HandoffConfig(_Section, frozen=True):
     require: Literal["any", "nvlink", "rdma"] = "any"
 
 
-class SimConfig(_Section, frozen=True):
+class SimConfig(Section, frozen=True):
     """The simulated model of `engine.device: sim`: what it does and how long it takes.
 
     Times are the simulated device's: for each prompt token fed (`prefill_token_seconds`), for a
@@ -168,7 +161,7 @@ class SimConfig(_Section, frozen=True):
             )
 
 
-class EngineConfig(_Section, frozen=True):
+class EngineConfig(Section, frozen=True):
     """Engine limits. `kv_blocks` 0 means: room for `max_running` sequences of `max_model_len`, or
     on a gpu what its memory holds.
 
@@ -179,12 +172,14 @@ class EngineConfig(_Section, frozen=True):
     `block_size`: tokens in a KV block. `max_running`: requests that are stepped at once;
     `max_waiting`: how many more may wait in the worker. `max_model_len`: most tokens of prompt and
     output together; 0: what the model can. `prefill_chunk_tokens`: most prompt tokens in a step, no
-    fewer than draft layers. `prefix_caching`: requests that begin alike share the KV of their
-    common full blocks; outputs do not change, but `usage` and the time to the first token tell a
-    client whether others sent its prompt. `overlap`: launch each step before the output work of the
-    one before; outputs are the same. `tensor_parallel_size`: processes of this worker that share
-    each layer's heads and MLP; it must divide the model's attention heads, KV heads (gpus: or be a
-    multiple of these) and intermediate size. On gpus it is 1, 2, 4 or 8, a rank on each of the
+    fewer than draft layers. `decode_prompt_chunk_tokens`: decode workers take whole prompts too,
+    where gateways find prefill's line long, and compute so many of their tokens in a step, by which
+    their streams' gaps grow; 0: none. `prefix_caching`: requests that begin alike share the KV of
+    their common full blocks; outputs do not change, but `usage` and the time to the first token
+    tell a client whether others sent its prompt. `overlap`: launch each step before the output work
+    of the one before; outputs are the same. `tensor_parallel_size`: processes of this worker that
+    share each layer's heads and MLP; it must divide the model's attention heads, KV heads (gpus: or
+    be a multiple of these) and intermediate size. On gpus it is 1, 2, 4 or 8, a rank on each of the
     first that the worker sees. `stuck_seconds`: how long a step may last before the worker counts
     as hung and ends (or ten times as long as others of its size did, if that is more); from half of
     that on it takes no new requests. `first_step_seconds`: the same for a step of a size that none
@@ -201,6 +196,7 @@ class EngineConfig(_Section, frozen=True):
     max_waiting: Count = 1024
     max_model_len: Annotated[int, msgspec.Meta(ge=0)] = 0
     prefill_chunk_tokens: Count = 512
+    decode_prompt_chunk_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     prefix_caching: bool = True
     overlap: bool = True
     tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
@@ -211,6 +207,7 @@ class EngineConfig(_Section, frozen=True):
     def __post_init__(self) -> None:
         if self.device != "sim" and self.sim != SimConfig():
             raise ValueError(f"sim is set, but device is {self.device!r}: it is for device 'sim'")
+        check_chunk(self.decode_prompt_chunk_tokens)
         if self.device == "sim" and self.tensor_parallel_size > 1:
             raise ValueError(
                 f"tensor_parallel_size is {self.tensor_parallel_size}, but device 'sim' computes "
@@ -226,7 +223,7 @@ class EngineConfig(_Section, frozen=True):
             )
 
 
-class HttpLimits(_Section, frozen=True):
+class HttpLimits(Section, frozen=True):
     """What a peer may send to an HTTP listener, and how long it may take; 4xx and 503 beyond.
 
     They bind before an API key is looked at. `max_target_bytes`: of path and query (414);
@@ -252,7 +249,7 @@ class HttpLimits(_Section, frozen=True):
     max_receiving_bytes: Count = 256 << 20
 
 
-class HttpConfig(_Section, frozen=True):
+class HttpConfig(Section, frozen=True):
     """A listening HTTP address; `host` `*` is every one, IPv6 and IPv4, `port` 0 a free port."""
 
     host: str = "127.0.0.1"
@@ -271,7 +268,7 @@ class HealthConfig(HttpConfig, frozen=True):
     )
 
 
-class ControlConfig(_Section, frozen=True):
+class ControlConfig(Section, frozen=True):
     """Orders to a worker: drain and undrain it, change K (`baton-worker control`).
 
     `socket`: path of the Unix socket that takes them, made for this process's user alone. Empty:
@@ -281,7 +278,7 @@ class ControlConfig(_Section, frozen=True):
     socket: str = ""
 
 
-class GatewayConfig(_Section, frozen=True):
+class GatewayConfig(Section, frozen=True):
     """The gateway's own options.
 
     `api_keys_file`: one key a line, lines that begin with # aside; empty means no key is needed.
@@ -319,10 +316,11 @@ class GatewayConfig(_Section, frozen=True):
     max_waiting_requests: Count = 256
     max_wait_seconds: SecondsOrNone = 10.0
     pair_across_revisions: bool = False
+    decode_prompts: DecodePromptsConfig = DecodePromptsConfig()
     generation_config: Literal["auto", "none"] = "auto"
 
 
-class TracingConfig(_Section, frozen=True):
+class TracingConfig(Section, frozen=True):
     """OpenTelemetry traces. `endpoint`: a collector's OTLP/HTTP URL for traces; empty: no traces.
 
     `sample_ratio`: share of requests traced whose client did not decide.
@@ -332,7 +330,7 @@ class TracingConfig(_Section, frozen=True):
     sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
 
 
-class ProcessConfig(_Section, frozen=True):
+class ProcessConfig(Section, frozen=True):
     """One process's whole configuration.
 
     `worker_id`: a name that no other worker of these gateways has, printable ASCII without blanks;

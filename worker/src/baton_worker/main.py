@@ -17,6 +17,7 @@ import msgspec
 
 from baton_worker import __version__
 from baton_worker.config import ConfigError, EngineConfig, ProcessConfig, SimConfig, load_config
+from baton_worker.config_decode_prompts import DecodePromptsConfig, check_chunk
 from baton_worker.config_errors import explain
 from baton_worker.identity import Role
 from baton_worker.logs import configure_logging
@@ -131,6 +132,9 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--traces", default="", metavar="URL", help="OTLP/HTTP trace collector")
     parser.add_argument("--generation-config", default="auto", choices=["auto", "none"],
                         help="sampling fields left out: the model's (%(default)s)")  # fmt: skip
+    behind = DecodePromptsConfig().behind_tokens
+    parser.add_argument("--decode-prompts-behind", type=int, default=behind, metavar="TOKENS",
+                        help="which line is long (%(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one line per process as it is ready")
     _add_log_flags(parser)
 
@@ -148,6 +152,9 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
                         help="tokens in a KV block (%(default)s)")  # fmt: skip
     parser.add_argument("--prefill-chunk", type=int, default=512, metavar="TOKENS",
                         help="most prompt tokens in a step (%(default)s)")  # fmt: skip
+    parser.add_argument("--decode-prompt-chunk", type=int, default=0, metavar="TOKENS",
+                        help="decode computes prompts too, so many tokens in a step, while "
+                        "prefill's line is long (%(default)s: never)")  # fmt: skip
     parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction, default=True,
                         help="share KV between requests that begin alike (on)")  # fmt: skip
     parser.add_argument("--engine", default="cpu", choices=["cpu", "gpu", "sim"],
@@ -196,7 +203,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "local":
             return _local(options)
         if options.command == "keygen":
-            return _keygen(options)
+            from baton_worker.link.keygen import run_keygen
+
+            return run_keygen(options.out, options.name)
         if options.command == "top":
             return _top(options)
         if options.command == "control":
@@ -269,6 +278,8 @@ def _local(options: argparse.Namespace) -> int:
         ("max_waiting", 1, 1 << 20),
         ("kv_blocks", 0, 1 << 31),
         ("prefill_chunk", 1, 1 << 20),
+        ("decode_prompt_chunk", 0, 1 << 20),
+        ("decode_prompts_behind", 0, 1 << 30),
     ):
         value = getattr(options, flag)
         if not low <= value <= high:
@@ -297,6 +308,7 @@ def _local(options: argparse.Namespace) -> int:
         nixl=options.nixl,
         traces_endpoint=options.traces,
         generation_config=options.generation_config,
+        decode_prompts_behind=options.decode_prompts_behind,
     )
     log_options = ["--log-level", options.log_level, "--log-format", options.log_format]
     return run_local(settings, as_json=options.json, log_options=log_options)
@@ -314,6 +326,10 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
     known = {"gpu": (1, 2, 4, 8), "sim": (1,)}.get(options.engine, (options.tp,))
     if options.tp not in known:
         raise ConfigError(f"--tp is {options.tp}, --engine {options.engine} takes one of {known}")
+    try:
+        check_chunk(options.decode_prompt_chunk)
+    except ValueError as error:
+        raise ConfigError(f"--decode-prompt-chunk: {error}") from error
     return EngineConfig(
         device=options.engine,
         sim=_sim_config(options),
@@ -322,6 +338,7 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         max_running=options.max_running,
         max_waiting=options.max_waiting,
         prefill_chunk_tokens=options.prefill_chunk,
+        decode_prompt_chunk_tokens=options.decode_prompt_chunk,
         tensor_parallel_size=options.tp,
         prefix_caching=options.prefix_caching,
         gpu_memory_utilization=_memory_of_a_worker(options),
@@ -377,23 +394,6 @@ def _sim_config(options: argparse.Namespace) -> SimConfig:
         return msgspec.convert(values, SimConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"--sim: {explain(error, values, SimConfig)}") from error
-
-
-def _keygen(options: argparse.Namespace) -> int:
-    from baton_worker.link.curve import generate_key_files
-
-    if not options.name or Path(options.name).name != options.name:
-        raise ConfigError(f"--name {options.name!r} is no file's name: --out is for the folder")
-    public, secret = (options.out / f"{options.name}.{half}" for half in ("public", "secret"))
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        pair = generate_key_files(public, secret)
-    except FileExistsError as error:
-        raise ConfigError(f"{error.filename} exists; keys are never overwritten") from error
-    except OSError as error:
-        raise ConfigError(f"--out {options.out}: {error.filename}: {error.strerror}") from error
-    sys.stdout.write(f"{public}: {pair.public.decode()}\n{secret}: readable by its owner only\n")
-    return 0
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ HANDOFF_NIXL_RANKS = "handoff_nixl_ranks"
 """Feature of one that reads it out of the parts of several ranks, too; an older one cannot."""
 HANDOFF_LAYERS = "handoff_layers"
 """Feature of one that is told of the first layers of blocks; an older one knows whole ones."""
+DECODE_PROMPTS = "decode_prompts"
+"""Feature of a decode worker that is told to compute prompts too: a `Submit` without a target."""
 FEATURES = (*REQUEST_FEATURES, HANDOFF_PLACES, HANDOFF_LAYERS)
 """What this version's workers can do beyond the first version's."""
 
@@ -120,11 +122,11 @@ class DecodeTarget(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Submit(RequestParams, frozen=True, omit_defaults=True, tag="submit"):
-    """Run this prompt: all of it (mixed), or up to the first token and hand over (`decode` set).
+    """Run this prompt: all of it, or up to the first token and hand over (`decode` set).
 
     Attributes:
         handle, attempt: the request (`identity.RequestKey`).
-        decode: None for a mixed worker.
+        decode: None for a mixed worker, and for a decode worker of the feature DECODE_PROMPTS.
         gateway_sent_unix_ns: for the queue-time metric only, never for logic.
         turn: the request's place among all that this gateway process gave out, from 1; it stays
             with later attempts. Lines that it stands in keep this order. 0: an older gateway's.

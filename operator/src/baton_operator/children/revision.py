@@ -20,14 +20,15 @@ from baton_operator.children.resources.config import worker_config
 from baton_operator.children.resources.meta import Manifest, Owner, manifest
 from baton_operator.children.resources.pods import pair_pod_template, worker_template
 from baton_operator.models import PDDeploymentSpec, RoleSpec
+from baton_operator.models.engine import EngineSpec
 from baton_operator.models.placement import HandoffSpec, Placement
-from baton_operator.models.spec import EngineSpec, LogprobsSpec, ModelSpec, SpeculativeSpec
+from baton_operator.models.spec import LogprobsSpec, ModelSpec, SpeculativeSpec
 from baton_operator.names import WORKER_ROLES, Role
 
 RENDER_VERSION = 3
 """Raised when `resources` renders worker pods differently: that is a new revision."""
 
-_LATER = frozenset({"framework", "dtype", "gpu_memory_percent"})
+_LATER = frozenset({"framework", "dtype", "gpu_memory_percent", "decode_prompt_chunk_tokens"})
 """Fields of the engine that came after revisions were first named."""
 
 _TEMPLATES_KEY = "templates.json"

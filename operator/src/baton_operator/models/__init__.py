@@ -6,11 +6,11 @@ defaults from them, and the reconciler parses objects into them.
 
 from __future__ import annotations
 
+from baton_operator.models.engine import EngineSpec
 from baton_operator.models.parse import InvalidSpec, ObjectKey, PDDeployment, parse_deployment
 from baton_operator.models.roles import RoleSpec, ScalingMode
 from baton_operator.models.scaler import PDRoleScaler, PDRoleScalerSpec, parse_scaler
 from baton_operator.models.spec import (
-    EngineSpec,
     GatewaySpec,
     PDDeploymentSpec,
     RolloutSpec,

@@ -12,9 +12,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baton_operator.models import placement
+from baton_operator.models.engine import (
+    BFLOAT16_ON_GPUS,
+    CHUNK_OR_NONE,
+    LEAST_CHUNK,
+    TORCH_ON_GPUS,
+)
 from baton_operator.models.pair_template import UnlikeTemplatesError, pair_template
 from baton_operator.models.roles import GPU_RANKS, NOT_OVER_NODES
-from baton_operator.models.spec import BFLOAT16_ON_GPUS, TORCH_ON_GPUS, PDDeploymentSpec
+from baton_operator.models.spec import PDDeploymentSpec
 from baton_operator.models.template import PortsOf, check_template
 from baton_operator.names import (
     CONTAINER_NAME,
@@ -143,6 +149,8 @@ def _check_engine(spec: PDDeploymentSpec) -> None:
         raise InvalidSpec(f"spec: {TORCH_ON_GPUS}")
     if engine.device != "gpu" and engine.dtype == "bfloat16":
         raise InvalidSpec(f"spec: {BFLOAT16_ON_GPUS}")
+    if 0 < engine.decode_prompt_chunk_tokens < LEAST_CHUNK:
+        raise InvalidSpec(f"spec: {CHUNK_OR_NONE}")
 
 
 def _check_scaling(spec: PDDeploymentSpec) -> None:

@@ -6,16 +6,15 @@ fields are CEL, next to the struct they judge.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from msgspec import field
 
+from baton_operator.models.engine import ENGINE_RULES, EngineSpec
 from baton_operator.models.fields import Model, RawObject, about, rules
 from baton_operator.models.placement import HandoffSpec, ImmutablePlacement, Placement
 from baton_operator.models.roles import RoleSpec
 
-TORCH_ON_GPUS: Final = "engine.framework torch is for device gpu"
-BFLOAT16_ON_GPUS: Final = "engine.dtype bfloat16 is for device gpu: a cpu computes in float32"
 RATIO_PATTERN = "^[1-9][0-9]{0,3}:[1-9][0-9]{0,3}$"
 
 
@@ -94,54 +93,6 @@ class LogprobsSpec(Model, frozen=True):
     ] = 20  # fmt: skip
 
 
-class EngineSpec(Model, frozen=True):
-    """Limits of the engine, the same in both roles."""
-
-    device: Annotated[
-        Literal["cpu", "gpu", "sim"],
-        about(
-            "Where the model computes; sim makes up text without weights, to test a fleet. "
-            "GPUs themselves are asked for in the role's template."
-        ),
-    ] = "cpu"
-    framework: Annotated[
-        Literal["auto", "paddle", "torch"],
-        about("What gives memory and graphs of a GPU; auto is PyTorch where the image has it."),
-    ] = "auto"
-    dtype: Annotated[
-        Literal["auto", "bfloat16", "float32"],
-        about("Dtype of weights and KV on a GPU; auto is the checkpoint's own."),
-    ] = "auto"
-    gpu_memory_percent: Annotated[
-        int,
-        about("Share of a GPU's memory that weights, KV and working memory may take together.",
-              ge=5, le=98),
-    ] = 90  # fmt: skip
-    block_size: Annotated[Literal[8, 16, 32, 64], about("Tokens per KV block.")] = 16
-    kv_blocks: Annotated[
-        int,
-        about("KV blocks per worker; 0 makes room for maxRunning full sequences, on a GPU for what "
-              "its memory holds.", ge=0, le=1 << 30),
-    ] = 0  # fmt: skip
-    max_running: Annotated[
-        int, about("Requests stepped together on one worker.", ge=1, le=65536)
-    ] = 32
-    max_waiting: Annotated[
-        int, about("Requests queued on one worker beyond those.", ge=1, le=1 << 20)
-    ] = 1024
-    max_model_len: Annotated[
-        int, about("Most tokens of one sequence; 0 is the model's own limit.", ge=0, le=1 << 30)
-    ] = 0
-    prefill_chunk_tokens: Annotated[
-        int, about("Prompt tokens computed per step.", ge=1, le=1 << 20)
-    ] = 512
-    prefix_caching: Annotated[
-        bool,
-        about("Share KV between requests that begin alike; the time to the first token then tells "
-              "clients whether others sent their prompt."),
-    ] = True  # fmt: skip
-
-
 class LinkSpec(Model, frozen=True):
     """The record link between workers and gateways, and KV transfer between workers."""
 
@@ -192,6 +143,12 @@ class GatewaySpec(Model, frozen=True):
         about("Let prefill of one revision hand over to decode of another when weights, tokenizer "
               "and KV layout are equal. Off, every request stays within a revision."),
     ] = False  # fmt: skip
+    decode_prompts_behind_tokens: Annotated[
+        int,
+        about("Decode workers that compute prompts (engine.decodePromptChunkTokens) get one when "
+              "each prefill worker has more prompt tokens before it; 0: never.",
+              ge=0, le=1 << 30),
+    ] = 8192  # fmt: skip
 
 
 class RatioBounds(Model, frozen=True):
@@ -341,20 +298,7 @@ class PDDeploymentSpec(Model, frozen=True):
     ] = SpeculativeSpec()
     logprobs: Annotated[LogprobsSpec, about("Logprobs that clients may ask for.")] = LogprobsSpec()
     engine: Annotated[
-        EngineSpec,
-        about(
-            "Limits of the engine.",
-            extra_json_schema=rules(
-                (
-                    "self.device == 'gpu' || self.framework != 'torch'",
-                    TORCH_ON_GPUS,
-                ),
-                (
-                    "self.device == 'gpu' || self.dtype != 'bfloat16'",
-                    BFLOAT16_ON_GPUS,
-                ),
-            ),
-        ),
+        EngineSpec, about("Limits of the engine.", extra_json_schema=rules(*ENGINE_RULES))
     ] = EngineSpec()
     link: Annotated[LinkSpec, about("Links between the pods.")] = LinkSpec()
     gateway: Annotated[GatewaySpec, about("The OpenAI-compatible entrance.")] = GatewaySpec()

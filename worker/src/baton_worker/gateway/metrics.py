@@ -92,6 +92,11 @@ class GatewayMetrics:
             " of its kind do",
             ("worker", "worker_role"),
         )
+        self._prompts = factory.counter(
+            "baton_gateway_prompts",
+            "Prompts given to a worker to compute, those of further attempts too, by its role",
+            ("worker_role",),
+        )
         self.in_line = factory.gauge(
             "baton_gateway_line_requests", "Requests that wait in line for room"
         )
@@ -107,6 +112,7 @@ class GatewayMetrics:
         self._ejected_roles: dict[str, str] = {}
         for worker_role in Role:
             self._ejections.labels(*factory.values(worker_role.label))
+            self._prompts.labels(*factory.values(worker_role.label))
 
     def _add_counters(self, factory: MetricFactory) -> None:
         self.prompt_tokens = factory.counter("baton_gateway_prompt_tokens", "Prompt tokens taken")
@@ -132,6 +138,10 @@ class GatewayMetrics:
     def ended(self, endpoint: str, outcome: str) -> None:
         """Count a generation request that ended."""
         self._requests.labels(*self._factory.values(endpoint, outcome)).inc()
+
+    def prompt_given(self, worker_role: str) -> None:
+        """Count a prompt that a worker of this role is to compute."""
+        self._prompts.labels(*self._factory.values(worker_role)).inc()
 
     def refused(self, reason: str) -> None:
         """Count a request that was answered with an error before any worker knew of it."""

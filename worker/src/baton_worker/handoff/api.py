@@ -106,6 +106,13 @@ class KvTransport(Protocol):
     ) -> None:
         """Ask for a place at a decode worker that has the feature HANDOFF_PLACES."""
 
+    @property
+    def has_places(self) -> bool:
+        """Whether this process gives places, so that a prompt that it computes itself needs one."""
+
+    def ask_here(self, key: RequestKey, wish: Wish) -> None:
+        """Ask this process, which `has_places`, for one of its own: it ends as `ask` does."""
+
     def tell_filled(self, target: DecodeTarget, filled: KvFilled) -> None:
         """Tell decode what it can pull of a prompt that is still computed.
 

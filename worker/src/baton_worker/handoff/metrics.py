@@ -42,6 +42,10 @@ class PlaceMetrics:
             "Prefill: from asking decode for a place to having it; the prompt is computed then",
             (*_SECONDS, 30, 60, 120, 300),
         )
+        self.own_prompts = factory.counter(
+            "baton_handoff_own_prompts",
+            "Decode: prompts that got a place to be computed here, by no prefill worker",
+        )
         self.waiting = factory.gauge(
             "baton_handoff_waiting_asks", "Decode: requests in line for a place"
         )

@@ -5,7 +5,8 @@ engine: lower priority first, then earlier arrival, and nobody is passed for bei
 a place counts: a slot until the request has left, and until its KV is imported its bytes of memory.
 Who holds more than its share is passed by senders that do not, and they find a reserve (`shares`).
 A prompt that is computed only against a place needs no deadline for decode's line: it waits where
-nothing has been promised to its client.
+nothing has been promised to its client. Prompts that decode computes itself stand in the same line
+and have places of the same room, so that they never take what was promised to others.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.scheduling.waiting_queue import Arrival, WaitingQueue
 from baton_worker.handoff.room import NOTHING, Amount, Room, Wish
-from baton_worker.handoff.shares import Shares
+from baton_worker.handoff.shares import OWN, Shares
 from baton_worker.handoff.timers import Timers
 from baton_worker.identity import RequestKey
 
@@ -184,6 +185,8 @@ class Places:
             self._line.let_pass(place, lambda other: True)
             self._take(place, _Standing.GRANTED)
             self._expiry.set(place.key, now + self._limits.queue_seconds)
+            if place.sender == OWN:
+                self.imported(place.key)  # its KV is computed where it belongs: none has to come
             granted.append(place.key)
         return granted
 

@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 import zmq
 
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool
-from baton_worker.handoff.api import HandoffArrived, HandoffEvent, HandoffFilled, HandoffWithdrawn
+from baton_worker.handoff.api import (
+    HandoffArrived,
+    HandoffEvent,
+    HandoffFailed,
+    HandoffFilled,
+    HandoffGranted,
+    HandoffWithdrawn,
+)
 from baton_worker.handoff.frames import (
     MAX_OFFER_FRAMES,
     Answer,
@@ -42,6 +49,7 @@ from baton_worker.handoff.peer_pools import PeerPools
 from baton_worker.handoff.places import Places, Reply
 from baton_worker.handoff.room import Wish
 from baton_worker.handoff.senders import Senders
+from baton_worker.handoff.shares import OWN
 from baton_worker.identity import RequestKey
 from baton_worker.link.multipart import Multipart
 from baton_worker.link.sockets import Change, close, connection_events
@@ -98,6 +106,7 @@ class Receiver:
         self._on_event = on_event
         self._told_filled: set[RequestKey] = set()
         self._routes: OrderedDict[RequestKey, bytes] = OrderedDict()
+        self._own_asked_at: dict[RequestKey, float] = {}  # own prompts that have no answer yet
 
     def receive(self) -> None:
         """Read what waits, up to a batch: what is due here must not wait for a talker's end."""
@@ -183,7 +192,20 @@ class Receiver:
         self._places.leave(key)
         self._forget_filled(key)
         self._routes.pop(key, None)
+        self._own_asked_at.pop(key, None)
         self._grant()
+
+    def ask_here(self, key: RequestKey, wish: Wish) -> None:
+        """See `KvTransport.ask_here`; nobody is turned away for it."""
+        self._own_asked_at[key] = time.monotonic()
+        reply = self._places.ask(key, wish, self._now(), OWN)
+        if reply is Reply.FULL:
+            self._metrics.places.held_up("line")
+            self._turn_away(key, ErrorCode.DECODE_FULL, "this decode worker's line is full")
+        elif reply is Reply.OVER:
+            self._turn_away(key, ErrorCode.HANDOFF_REFUSED, "the request is over")
+        elif key not in self._grant():
+            self._put_off(key, OWN)
 
     def _asked(self, route: bytes, frames: Sequence[Any]) -> None:
         ask = decode_ask(frames)
@@ -321,6 +343,10 @@ class Receiver:
             self._routes.popitem(last=False)
 
     def _answer(self, answer: Answer) -> None:
+        asked_at = self._own_asked_at.pop(answer.key, None)
+        if asked_at is not None:
+            self._tell_own(answer, time.monotonic() - asked_at)
+            return
         route = self._routes.get(answer.key)
         if route is None:
             log.info("answer without a route", extra={"key": answer.key, "kind": answer.kind})
@@ -330,6 +356,14 @@ class Receiver:
         except zmq.Again:
             # Whoever is not there any more hears it when it asks or offers again.
             self._metrics.send_blocked.inc()
+
+    def _tell_own(self, answer: Answer, seconds: float) -> None:
+        """Tell this process of what became of its own ask."""
+        if answer.kind is AnswerKind.GRANTED:
+            self._metrics.places.own_prompts.inc()
+            self._on_event(HandoffGranted(answer.key, seconds))
+        else:
+            self._on_event(HandoffFailed(answer.key, answer.error, answer.message))
 
 
 def _refusal(key: RequestKey, code: ErrorCode, message: str) -> Answer:

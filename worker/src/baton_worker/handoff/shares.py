@@ -14,6 +14,10 @@ from baton_worker.handoff.room import Amount, Room, Wish
 
 TOLERANCE = 1 / 8
 
+OWN = "own prompts"
+"""Sender of the prompts that decode computes itself. It has no share and is nobody's rival: they
+get places in their order, never from the reserve, and nobody is greedy because they are here."""
+
 
 @dataclass(slots=True)
 class _Held:
@@ -47,7 +51,7 @@ class Shares:
     def holds_nothing(self, sender: str) -> bool:
         """Whether none of its requests has a place."""
         held = self._held.get(sender)
-        return held is None or not held.slots
+        return sender != OWN and (held is None or not held.slots)
 
     def exceeds(self, sender: str, wish: Wish) -> bool:
         """Whether a place more would be more than its share and the tolerance, others being here.
@@ -83,15 +87,21 @@ class Shares:
 
     def joined(self, sender: str) -> None:
         """One of its requests stands in line."""
+        if sender == OWN:
+            return
         self._held.setdefault(sender, _Held()).waiting += 1
 
     def quit(self, sender: str) -> None:
         """One of its requests does so no more."""
+        if sender == OWN:
+            return
         self._held[sender].waiting -= 1
         self._forget_if_idle(sender)
 
     def took(self, sender: str, wish: Wish) -> None:
         """One of its requests has a place."""
+        if sender == OWN:
+            return
         held = self._held.setdefault(sender, _Held())
         held.slots += 1
         held.kv_bytes += wish.kv_bytes
@@ -105,10 +115,14 @@ class Shares:
 
     def freed_memory(self, sender: str, wish: Wish) -> None:
         """Its KV sits in the pool."""
+        if sender == OWN:
+            return
         self._held[sender].kv_bytes -= wish.kv_bytes
 
     def gave_back(self, sender: str, wish: Wish) -> None:
         """A request with a place has left."""
+        if sender == OWN:
+            return
         held = self._held[sender]
         held.slots -= 1
         held.n_tokens -= wish.n_tokens

@@ -166,6 +166,16 @@ class ZmqKvTransport:
         """Ask for a place, and have the pool mapped meanwhile if it is the first time there."""
         self._call(partial(self._ask, target, key, wish, deadline_seconds))
 
+    @property
+    def has_places(self) -> bool:
+        """Whether this process takes offers."""
+        return self._receiver is not None
+
+    def ask_here(self, key: RequestKey, wish: Wish) -> None:
+        """Ask for a place in the line that those stand in who ask over a socket."""
+        assert self._receiver is not None, "a process that takes offers"
+        self._call(partial(self._receiver.ask_here, key, wish))
+
     def tell_filled(self, target: DecodeTarget, filled: KvFilled) -> None:
         """Tell what can be pulled of a prompt that is still computed."""
         self._call(partial(self._sender.tell_filled, target, filled))

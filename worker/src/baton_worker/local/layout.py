@@ -29,6 +29,7 @@ from baton_worker.config import (
     SpeculativeMethod,
     TracingConfig,
 )
+from baton_worker.config_decode_prompts import DecodePromptsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class LocalOptions:
     nixl: bool = False
     traces_endpoint: str = ""
     generation_config: Literal["auto", "none"] = "auto"
+    decode_prompts_behind: int = DecodePromptsConfig().behind_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ def plan_processes(
             api_keys_file=options.api_keys_file,
             playground=True,
             generation_config=options.generation_config,
+            decode_prompts=DecodePromptsConfig(options.decode_prompts_behind),
         ),
         tracing=TracingConfig(endpoint=options.traces_endpoint),
     )

@@ -43,7 +43,7 @@ from baton_worker.link.api import (
     RowsRefused,
     WorkerLink,
 )
-from baton_worker.messages import HANDOFF_PLACES, Abort, Command, Reserve, Submit
+from baton_worker.messages import Abort, Command, Reserve, Submit
 from baton_worker.records.columns import ErrorCode, StepColumns
 from baton_worker.roles.event_queue import (
     DraftCountRequested,
@@ -213,9 +213,9 @@ class WorkerLoop:
             return
         self.live.enter(key, submit.decode)
         self.parts.traces.submitted(key, submit.traceparent)
-        if submit.decode is None or HANDOFF_PLACES not in submit.decode.features:
+        if not self.placeless.needs_place(submit):
             self._begin(submit)
-        elif not self.placeless.ask(submit, submit.decode):
+        elif not self.placeless.ask(submit):
             message = f"{len(self.placeless)} requests wait for a place at decode"
             self._end(key, ErrorCode.QUEUE_FULL, message)
 

@@ -56,6 +56,7 @@ from baton_worker.roles.health import HealthSources
 from baton_worker.roles.linked import LinkedReadiness
 from baton_worker.roles.loop import LoopParts, WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
+from baton_worker.roles.prompt_chunks import features_of, with_chunks_of
 from baton_worker.roles.starting import SIGNALS, Starting
 from baton_worker.roles.traces import RequestTraces
 from baton_worker.roles.watchdog import Watchdog
@@ -92,6 +93,7 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
         ConfigError: the configuration cannot be served (model, keys, addresses).
     """
     _check(config, role)  # before the weights, which may take minutes
+    config = with_chunks_of(config, role)
     end_on_thread_fault()  # before the engine, whose threads begin with it
     starting = Starting(config, role)
     with starting.ending_on_signal():
@@ -306,7 +308,7 @@ def _worker_info(
         metrics_url=f"{url}/metrics",
         pid=os.getpid(),
         tokenizer_hash=tokenizer_hash(config),
-        features=(*FEATURES, *kv.features),
+        features=(*FEATURES, *kv.features, *features_of(config, role)),
         model_fingerprint=engine.model_fingerprint,
         chat_template_hash=chat_template_hash(config),
         kv_door=kv.door,

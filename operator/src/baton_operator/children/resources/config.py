@@ -14,7 +14,7 @@ import yaml
 
 from baton_operator import names
 from baton_operator.children.resources.meta import Owner
-from baton_operator.models import EngineSpec, PDDeploymentSpec
+from baton_operator.models import EngineSpec, GatewaySpec, PDDeploymentSpec
 from baton_operator.names import Role
 
 _Dumper: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -89,9 +89,17 @@ def gateway_config(spec: PDDeploymentSpec) -> str:
                 "drain_seconds": float(gateway.drain_seconds),
                 # Said only where it is wanted: an older image does not know it.
                 **({"pair_across_revisions": True} if gateway.pair_across_revisions else {}),
+                **_help(gateway),
             },
         }
     )
+
+
+def _help(gateway: GatewaySpec) -> dict[str, Any]:
+    """Return when decode computes prompts, said only where it is another bound than the usual."""
+    tokens = gateway.decode_prompts_behind_tokens
+    is_usual = tokens == GatewaySpec().decode_prompts_behind_tokens
+    return {} if is_usual else {"decode_prompts": {"behind_tokens": tokens}}
 
 
 def _shared(spec: PDDeploymentSpec, revision: str) -> dict[str, Any]:
@@ -125,7 +133,7 @@ def _way(spec: PDDeploymentSpec) -> dict[str, Any]:
 
 def _engine(spec: PDDeploymentSpec) -> dict[str, Any]:
     engine = spec.engine
-    return _of_a_gpu(engine) | {
+    return _asked_for(engine) | {
         "device": engine.device,
         "block_size": engine.block_size,
         "kv_blocks": engine.kv_blocks,
@@ -137,7 +145,7 @@ def _engine(spec: PDDeploymentSpec) -> dict[str, Any]:
     }
 
 
-def _of_a_gpu(engine: EngineSpec) -> dict[str, Any]:
+def _asked_for(engine: EngineSpec) -> dict[str, Any]:
     """Return what is said only where it is wanted: an older image does not know it."""
     asked: dict[str, Any] = {}
     if engine.framework != "auto":
@@ -146,6 +154,8 @@ def _of_a_gpu(engine: EngineSpec) -> dict[str, Any]:
         asked["dtype"] = engine.dtype
     if engine.gpu_memory_percent != 90:
         asked["gpu_memory_utilization"] = engine.gpu_memory_percent / 100
+    if engine.decode_prompt_chunk_tokens:
+        asked["decode_prompt_chunk_tokens"] = engine.decode_prompt_chunk_tokens
     return asked
 
 

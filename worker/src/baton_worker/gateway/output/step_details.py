@@ -37,13 +37,15 @@ class StepDetail(msgspec.Struct, frozen=True):
 
 
 class StepsOf:
-    """Makes the details of one choice's steps; `is_pair`: prefill and decode are two processes."""
+    """Makes the details of one choice's steps; `alone`: the role of the worker that does all of
+    it, "" where prefill and decode are two processes.
+    """
 
-    __slots__ = ("_is_pair", "_vocabulary")
+    __slots__ = ("_alone", "_vocabulary")
 
-    def __init__(self, vocabulary: Vocabulary, *, is_pair: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, alone: str = "") -> None:
         self._vocabulary = vocabulary
-        self._is_pair = is_pair
+        self._alone = alone
 
     def detail(self, part: Part, used: int) -> StepDetail:
         """Return the detail of a row of which `used` tokens are delivered now."""
@@ -52,7 +54,7 @@ class StepsOf:
         return StepDetail(
             row.position + skip,
             used,
-            worker if self._is_pair else "mixed",
+            self._alone or worker,
             row.n_proposed,
             min(row.n_accepted, skip + used) - min(row.n_accepted, skip),
             row.ranks[skip : skip + used],

@@ -25,6 +25,7 @@ from baton_worker.gateway.server.health import HealthParts, build_health_app
 from baton_worker.gateway.server.http import HttpParts, build_app
 from baton_worker.gateway.serving.apply import Applier
 from baton_worker.gateway.serving.dispatch import Dispatcher, DispatchLimits
+from baton_worker.gateway.serving.helping import HelpRule
 from baton_worker.gateway.serving.live_requests import LiveRequests
 from baton_worker.gateway.serving.pairing import Pairing
 from baton_worker.gateway.serving.parts import ServingParts
@@ -95,13 +96,14 @@ class GatewayService:
         self._ticker: asyncio.Task[None] | None = None
         self._settle_seconds = config.gateway.settle_seconds
         self._drain_seconds = config.gateway.drain_seconds
-        self._metrics = GatewayMetrics(factory)
+        self._metrics, help_ = GatewayMetrics(factory), config.gateway.decode_prompts
         workers = self.workers = LinkedWorkers(
             config.served_name,
             tokenizer_hash(config),
             Pairing(across_revisions=config.gateway.pair_across_revisions),
             clock,
             chat_template_hash=chat_template_hash(config),
+            help_rule=HelpRule(help_.behind_tokens, help_.slowness),
         )
         self._tracing = build_tracing(config.tracing, "baton-gateway", config.worker_id)
         self.requests = LiveRequests(link, workers, self._metrics, self._tracing)

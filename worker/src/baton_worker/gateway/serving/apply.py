@@ -179,6 +179,8 @@ class Applier:
             with going_on("row", partial(self._not_applied, live, worker_id)):
                 is_good = self._row(live, row, worker_id, now)
                 is_new = row.attempt == live.key.attempt
+                if live.computing and live.merge.next_position > live.began_at:
+                    self._requests.prompt_computed(live)
                 if from_decode and is_new and live.merge.next_position > row.position:
                     self._decode_spoke(live, worker_id)
                 if is_good and is_new:

@@ -27,8 +27,9 @@ _MAX_MISMATCHES = 8
 class WorkerLoad:
     """A linked worker and what the gateway has given it and not seen end.
 
-    `dispatched` counts requests ever given, so that equal workers take turns. `is_ejected`: it
-    failed too often to be given any while another of its kind can have them.
+    `dispatched` counts requests ever given, so that equal workers take turns. `prompt_tokens`: of
+    all requests; `line_tokens`: of those whose prompt it computes and whose first token has not
+    come. `is_ejected`: it failed too often to be given any while another of its kind can have them.
     """
 
     info: WorkerInfo
@@ -36,6 +37,8 @@ class WorkerLoad:
     outstanding_tokens: int = 0
     outstanding_requests: int = 0
     dispatched: int = 0
+    prompt_tokens: int = 0
+    line_tokens: int = 0
     is_ejected: bool = False
     circuit: Circuit = field(default_factory=Circuit)
 
@@ -51,7 +54,9 @@ class WorkerLoad:
 
 
 class Pair(NamedTuple):
-    """The workers of one request; `decode` is None when `prefill` is a mixed worker."""
+    """The workers of one request; `decode` is None when `prefill` does all of it: a mixed worker,
+    or a decode worker that computes the prompt too.
+    """
 
     prefill: WorkerLoad
     decode: WorkerLoad | None

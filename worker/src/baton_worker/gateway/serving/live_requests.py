@@ -23,7 +23,7 @@ from baton_worker.gateway.serving.aborts import Aborts
 from baton_worker.gateway.serving.balance import Needs
 from baton_worker.gateway.serving.pairing import WeightsIdentity
 from baton_worker.gateway.serving.workers import LinkedWorkers
-from baton_worker.identity import RequestKey
+from baton_worker.identity import RequestKey, Role
 from baton_worker.link.api import GatewayLink
 from baton_worker.tracing.api import NoTracing, Span, Tracing
 
@@ -86,6 +86,7 @@ class LiveRequest:
     hand, in the attempt that gave the first token. `weights`: those of the attempt's workers.
     `begun`, `began_at`: when the attempt began, and at which output position. `n_rows`: good rows
     that each worker has told of it. `turn`: its place among all that this gateway gave out.
+    `computing`: the worker in whose line its prompt stands, "" when the first token has come.
     """
 
     key: RequestKey
@@ -104,6 +105,7 @@ class LiveRequest:
     began_at: int = 0
     n_rows: Counter[str] = field(default_factory=Counter)
     turn: int = 0
+    computing: str = ""
 
     def may_be_at(self, worker_id: str) -> bool:
         """Whether a worker can have begun with the attempt: decode has nothing of it but a place,
@@ -148,9 +150,21 @@ class LiveRequests:
         """Enter a choice that was accounted to its workers."""
         self._by_handle[live.key.handle] = live
         live.generation.live[live.key.handle] = live
+        self._depend(live)
+        self._metrics.live.set(len(self._by_handle))
+
+    def _depend(self, live: LiveRequest) -> None:
+        """Note whom a request depends on; the first of its workers is to compute its prompt."""
+        live.computing = live.sources[0]
+        role = self._workers.role(live.computing) or Role.MIXED
+        self._metrics.prompt_given(role.label)
         for worker_id in live.sources:
             self._by_source.setdefault(worker_id, {})[live.key.handle] = live
-        self._metrics.live.set(len(self._by_handle))
+
+    def prompt_computed(self, live: LiveRequest) -> None:
+        """Note that the first token of its attempt has come, or that the attempt is over."""
+        self._workers.prompt_computed(live.computing, live.needs)
+        live.computing = ""
 
     def get(self, handle: int) -> LiveRequest | None:
         """Return the live request of a handle."""
@@ -196,8 +210,7 @@ class LiveRequests:
             self.end_attempt(live)
         live.holders = live.sources = worker_ids
         live.begun, live.began_at = self._workers.now(), live.merge.next_position
-        for worker_id in worker_ids:
-            self._by_source.setdefault(worker_id, {})[live.key.handle] = live
+        self._depend(live)
 
     def note_held(self, live: LiveRequest, change: int) -> None:
         """Keep the set of requests with waiting rows; `change`: rows more, or fewer."""
@@ -276,6 +289,8 @@ class LiveRequests:
                 self.aborts.send(worker_id, live.key)
 
     def _forget_source(self, live: LiveRequest, worker_id: str) -> None:
+        if worker_id == live.computing:
+            self.prompt_computed(live)
         of_worker = self._by_source.get(worker_id, {})
         if of_worker.pop(live.key.handle, None) is not None:
             self._workers.release(worker_id, live.needs)

@@ -24,6 +24,7 @@ from baton_worker.gateway.serving.balance import (
     unusable_reasons,
 )
 from baton_worker.gateway.serving.capacity import Tier, has_room, most_choices, tiers, to_keep
+from baton_worker.gateway.serving.helping import NO_HELP, HelpRule, helper_of, is_willing
 from baton_worker.gateway.serving.pairing import Pairing
 from baton_worker.identity import Role
 from baton_worker.messages import WorkerInfo
@@ -47,6 +48,7 @@ class LinkedWorkers:
         clock: Callable[[], float] = time.monotonic,
         *,
         chat_template_hash: str = "",
+        help_rule: HelpRule = NO_HELP,
     ) -> None:
         """Keep out workers of another model or tokenizer.
 
@@ -56,6 +58,7 @@ class LinkedWorkers:
             pairing: which of them may be a pair.
             clock: seconds; ejected workers are tried again by it.
             chat_template_hash: of the template that turns chats into this gateway's prompts.
+            help_rule: when decode computes a prompt.
         """
         self.on_room: Callable[[], None] = lambda: None
         self._clock = clock
@@ -68,6 +71,7 @@ class LinkedWorkers:
         self._limits: ModelLimits | None = None
         self._contexts: list[int] = []
         self._chat_template_hash = chat_template_hash
+        self._help_rule, self._may_help = help_rule, False
         self._doubted: set[str] = set()
         self._gone: OrderedDict[str, tuple[WorkerInfo, float]] = OrderedDict()
 
@@ -145,6 +149,7 @@ class LinkedWorkers:
         self._in_use = fitting if has_usable_pair(fitting, self._pairing) else self.loads()
         self._limits = limits(self._in_use, self._pairing)
         self._contexts = sorted({context_tokens(load.info) for load in self._in_use})
+        self._may_help = any(map(is_willing, self._in_use))
         self.on_room()
 
     def _is_prompted_by(self, info: WorkerInfo) -> bool:
@@ -245,16 +250,24 @@ class LinkedWorkers:
         """Choose a pair for each choice of one request, which tries an ejected worker that is due
         as a whole; None when not all of them can be taken. `kept`: workers whose room is kept for
         others, as `to_keep` says.
+
+        One for which there is a pair may be decode's alone (`helping`); not one of several choices,
+        whose prompt prefill computes once.
         """
         loads, now = self._usable(avoided), self._clock()
         pairs = choose_all(loads, needs, self._pairing, kept)
         if pairs is None:
             return None
+        if self._may_help and len(needs) == 1:
+            helper = helper_of(loads, needs[0], self._help_rule, self._pairing, kept)
+            pairs = pairs if helper is None else [Pair(helper, None)]
         for pair, one in zip(pairs, needs, strict=True):
+            pair.prefill.line_tokens += one.prompt_tokens
             for load in filter(None, pair):
                 load.circuit.given(now)
                 load.outstanding_tokens += cost_tokens(load.info, one)
                 load.outstanding_requests += 1
+                load.prompt_tokens += one.prompt_tokens
                 load.dispatched += 1
         return pairs
 
@@ -266,6 +279,7 @@ class LinkedWorkers:
 
     def unassign(self, pair: Pair, needs: Needs) -> None:
         """Undo `assign` for a choice that is not sent: who waits for room has no more of it."""
+        pair.prefill.line_tokens -= needs.prompt_tokens
         for load in filter(None, pair):
             load.circuit.not_given()
             load.dispatched -= 1
@@ -329,9 +343,18 @@ class LinkedWorkers:
             self._take_off(load, needs)
             self.on_room()
 
+    def prompt_computed(self, worker_id: str, needs: Needs) -> None:
+        """Take a prompt out of the line of the worker that was to compute it: its first token has
+        come, or it has ended.
+        """
+        load = self._loads.get(worker_id)
+        if load is not None:
+            load.line_tokens -= needs.prompt_tokens
+
     def _take_off(self, load: WorkerLoad, needs: Needs) -> None:
         load.outstanding_tokens -= cost_tokens(load.info, needs)
         load.outstanding_requests -= 1
+        load.prompt_tokens -= needs.prompt_tokens
 
 
 def _scarce(found: Sequence[Tier]) -> Tier | None:
