@@ -22,7 +22,7 @@ from baton_worker.engine.api import KvFilled
 from baton_worker.engine.backends.device import orders
 from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.head_copies import head_copies
-from baton_worker.engine.kv.sharing import CannotAttachError
+from baton_worker.engine.kv.memory import CannotAttachError
 from baton_worker.engine.model.shards import Shard
 from baton_worker.messages import HANDOFF_LAYERS
 

@@ -20,14 +20,11 @@ from baton_testing.numpy_device import NumpyDevice
 from baton_worker.engine.api import EngineRefusedError, Handoff, KvInPool
 from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.kv.layers import runs_of
+from baton_worker.engine.kv.leases import Leases, mapped_leases
+from baton_worker.engine.kv.memory import CannotAttachError
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import (
-    CannotAttachError,
-    Leases,
-    PeerPool,
-    mapped_leases,
-)
+from baton_worker.engine.kv.sharing import PeerPool
 from baton_worker.records.columns import ErrorCode
 
 ENGINES = ("paddle", "device")

@@ -19,8 +19,8 @@ from baton_worker.engine.api import (
     TellFilled,
 )
 from baton_worker.engine.draft_count import DraftCount
+from baton_worker.engine.kv.leases import Leases
 from baton_worker.engine.kv.pool import KvStore
-from baton_worker.engine.kv.sharing import Leases
 from baton_worker.engine.launching import Launches
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.output.columns import build_columns, emitted_columns
