@@ -95,12 +95,14 @@ def environment(site: Path = SITE) -> dict[str, str]:
 
 def run(command: Sequence[str], quiet: bool = False) -> int:
     """Run a command here; a quiet one speaks, and ends this program, only when it fails."""
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=quiet, text=True, check=False
-    )
-    if quiet and done.returncode:
-        sys.exit(f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-    return done.returncode
+    where = subprocess.PIPE if quiet else None
+    with gpu_jobs.started(
+        command, cwd=ROOT, env=environment(), stdout=where, stderr=where
+    ) as process:
+        said, errors = process.communicate()
+    if quiet and process.returncode:
+        sys.exit(f"{' '.join(command)}\n{said[-4000:]}{errors[-4000:]}")
+    return process.returncode
 
 
 def say(text: str) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ALONE = (
     "tests/gpu/test_long_contexts_fit_and_are_exact.py",
@@ -229,12 +229,12 @@ class Running:
         command = [sys.executable, "-m", "pytest", *self._words, report, f"@{listed}"]
         seen = ",".join([*self._gpus[gpu:], *self._gpus[:gpu]])
         environment = self._environment | ({"CUDA_VISIBLE_DEVICES": seen} if seen else {})
-        with (self._folder / f"{job.name}.log").open("wb") as log:
+        with (self._folder / f"{job.name}.log").open("wb") as log, undisturbed():
             process = subprocess.Popen(
                 command, cwd=self._root, env=environment, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        self._going[job] = _Going(process, time.monotonic(), gpu)
+            self._going[job] = _Going(process, time.monotonic(), gpu)
 
     @property
     def any(self) -> bool:
@@ -342,6 +342,37 @@ def end_on_sigterm() -> None:
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Have what ends this process wait until the block has ended: a process that was started, and
+    of which nobody has taken note yet, would be left to itself.
+
+    They are not blocked, for what is started would inherit that.
+    """
+    came: list[int] = []
+    endings = {
+        which: signal.signal(which, lambda number, frame: came.append(number))
+        for which in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for which, before in endings.items():
+            signal.signal(which, before)
+        if came:
+            signal.raise_signal(came[0])
+
+
+@contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a program, which ends with the block at the latest; `options` are those of `Popen`."""
+    with ExitStack() as stack:
+        with undisturbed():
+            process = stack.enter_context(subprocess.Popen(command, text=True, **options))
+            stack.callback(process.kill)  # nothing, if it has ended and was waited for
+        yield process
 
 
 @contextmanager

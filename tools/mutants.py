@@ -96,6 +96,10 @@ CORES: dict[str, tuple[str, str]] = {
     "scheduler": (f"{WORKER}/engine/scheduling/scheduler.py", "tests/engine/test_scheduler.py"),
     "admission": (f"{WORKER}/engine/scheduling/admission.py", "tests/engine/test_admission.py"),
     "prefix": (f"{WORKER}/engine/scheduling/prefix_cache.py", "tests/engine/test_prefix.py"),
+    "request_book": (
+        f"{WORKER}/engine/scheduling/request_book.py",
+        "tests/engine/test_request_book.py",
+    ),
     "sampler": (f"{WORKER}/engine/sampling/sampler.py", "tests/engine/serving/test_sampler.py"),
     **{
         f"records.{name}": (f"{WORKER}/records/{name}.py", tests)

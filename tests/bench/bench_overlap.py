@@ -55,8 +55,9 @@ from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import StepColumns
 from baton_worker.records.encode import encode_step
 from baton_worker.records.header import StepHeader
-from baton_worker.roles.loop import LoopParts, WorkerLoop
+from baton_worker.roles.loop import WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
+from baton_worker.roles.parts import LoopParts
 from baton_worker.sampling import SamplingParams
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-mtp"

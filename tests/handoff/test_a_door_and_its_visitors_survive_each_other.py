@@ -15,9 +15,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton_testing.processes import wait_until
+from baton_worker.engine.kv.leases import Leases
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import Leases
 from baton_worker.handoff import pool_door, pool_visits, pool_words
 from baton_worker.handoff.metrics import PoolMetrics
 from baton_worker.handoff.pool_door import PoolDoor

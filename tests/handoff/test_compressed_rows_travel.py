@@ -16,9 +16,9 @@ from baton_testing.numpy_device import NumpyDevice
 from baton_testing.pool_pair import memory_of
 from baton_worker.engine.api import Handoff
 from baton_worker.engine.backends.device.pool import DevicePool
+from baton_worker.engine.kv.memory import CannotAttachError, Region
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import CannotAttachError, Region
 from baton_worker.handoff import nixl_words, pool_words
 from baton_worker.handoff.frames import HandoffFormatError, decode_offer, encode_offer
 from baton_worker.handoff.pool_words import Introduction, PoolWordsError

@@ -11,9 +11,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from baton_worker.engine.kv.memory import Region
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import Region
 from baton_worker.handoff.metrics import PoolMetrics
 from baton_worker.handoff.nixl_pools import NixlPools
 from baton_worker.handoff.nixl_words import introduction_of

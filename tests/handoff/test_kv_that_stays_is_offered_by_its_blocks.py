@@ -17,9 +17,10 @@ from prometheus_client import CollectorRegistry
 
 from baton_worker.config import ConfigError, CurveConfig, HandoffConfig
 from baton_worker.engine.api import BegunBlocks, Handoff, KvFilled, KvInPool, LeaseName
+from baton_worker.engine.kv.leases import Leases
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import Leases, PeerPool
+from baton_worker.engine.kv.sharing import PeerPool
 from baton_worker.handoff.api import (
     HandoffArrived,
     HandoffDelivered,

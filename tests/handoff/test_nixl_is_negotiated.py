@@ -20,9 +20,11 @@ from baton_testing.processes import wait_until
 from baton_testing.ranked_engines import options, over
 from baton_worker.config import ConfigError, CurveConfig, HandoffConfig, ProcessConfig
 from baton_worker.engine.backends.device.engine import DeviceEngine
+from baton_worker.engine.kv.leases import Leases
+from baton_worker.engine.kv.memory import Region
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import KvSharing, Leases, Region
+from baton_worker.engine.kv.sharing import KvSharing
 from baton_worker.handoff import nixl_agent, nixl_agents, nixl_rank, nixl_visits, pool_visits
 from baton_worker.handoff.api import HandoffEvent, HandoffFailed, HandoffGranted
 from baton_worker.handoff.metrics import HandoffMetrics

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from baton_worker.engine.kv.memory import Region
 from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.sharing import Region
 from baton_worker.handoff import nixl_words
 from baton_worker.handoff.nixl_words import Introduction, NixlWordsError, Welcome
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from baton_worker.engine.kv.leases import Leases
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import Leases
 from baton_worker.handoff.nixl_visits import AGAIN_SECONDS, PATIENCE_SECONDS, NixlVisits
 from baton_worker.handoff.ways import MOST_TOLD, KvWays
 from baton_worker.messages import HANDOFF_NIXL, DecodeTarget

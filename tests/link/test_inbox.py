@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from baton_worker.config import LinkConfig
 from baton_worker.link.inbox import Credit, Inbox, InboxPolicy, Verdict
 from baton_worker.link.outbox import Gap
+from baton_worker.records.control import Ack
 
 POLICY = InboxPolicy(credit_frames=100, credit_bytes=1000, ack_frames=3)
 
@@ -29,7 +30,7 @@ def test_a_duplicate_is_acknowledged_again() -> None:
     inbox = Inbox(POLICY)
     accept(inbox, 1)
     inbox.apply(1, 0.0)
-    inbox.acked()
+    inbox.acknowledge(epoch=7, next_seq=1)
     inbox.offer(1, 1.0)
     assert inbox.is_ack_due(1.0 + POLICY.ack_seconds)
 
@@ -62,9 +63,19 @@ def test_acknowledgement_waits_for_some_frames_or_some_time() -> None:
     assert inbox.is_ack_due(5.0 + POLICY.ack_seconds)
     inbox.apply(3, 5.0)
     assert inbox.is_ack_due(5.0)
-    inbox.acked()
+    inbox.acknowledge(epoch=7, next_seq=1)
     assert not inbox.is_ack_due(1e9)
     assert inbox.ack_due_at is None
+
+
+def test_an_acknowledgement_tells_what_was_applied_and_what_a_slow_consumer_may_be_sent() -> None:
+    inbox = Inbox(POLICY)
+    accept(inbox, 3)
+    inbox.apply(2, 0.0)
+    for lag_seconds in (0.0, 8 * POLICY.full_credit_lag_seconds):
+        told, credit = inbox.acknowledge(7, 9, lag_seconds), inbox.credit(lag_seconds)
+        assert told == Ack(7, 9, 2, credit.seq, credit.n_bytes)
+    assert inbox.credit(lag_seconds) < inbox.credit(0.0)
 
 
 def test_only_received_frames_can_be_applied() -> None:
@@ -86,7 +97,7 @@ def test_a_repeated_report_of_application_gives_nothing_to_acknowledge() -> None
     inbox = Inbox(POLICY)
     accept(inbox, 3)
     inbox.apply(3, 0.0)
-    inbox.acked()
+    inbox.acknowledge(epoch=7, next_seq=1)
     inbox.apply(3, 0.0)
     assert inbox.ack_due_at is None
 

@@ -392,6 +392,53 @@ def test_jobs_end_with_a_run_that_is_told_to_end(tmp_path: Path) -> None:
     assert state_of(pid) in "ZX"
 
 
+TOLD_AT_A_START = """
+import os, pathlib, signal, subprocess, sys, gpu, gpu_jobs
+class Told(subprocess.Popen):
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        pathlib.Path("pid").write_text(str(self.pid))
+        os.kill(os.getpid(), signal.{which})
+gpu_jobs.end_on_sigterm()
+gpu.subprocess.Popen = Told
+here = pathlib.Path.cwd()
+job = gpu_jobs.Job("waits", ("test_waits.py::test_waits",))
+{start}
+"""
+STARTS = {
+    "a job": "list(gpu_jobs.run(gpu_jobs.Running([], here, here, os.environ, 1 << 40), [job], 1))",
+    "a program": 'gpu.run([sys.executable, "-c", "import signal; signal.pause()"])',
+    "one whose words are kept": 'gpu.run([sys.executable, "-c", "import signal; signal.pause()"],'
+    " quiet=True)",
+}
+
+
+@pytest.mark.parametrize("which", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_what_is_started_as_the_run_is_told_to_end_ends_too(
+    tmp_path: Path, start: str, which: str
+) -> None:
+    """The signal comes when the process is there and nobody has taken note of it."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_waits.py").write_text(WAITS)
+    told = dict(os.environ) | {"PYTHONPATH": str(Path(gpu_jobs.__file__).parent)}
+    program = TOLD_AT_A_START.format(which=which, start=start)
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=told,
+        timeout=60,
+        check=False,
+        capture_output=True,
+    )
+    assert run.returncode == (143 if which == "SIGTERM" else -signal.SIGINT), run.stderr.decode()
+    pid = int((tmp_path / "pid").read_text())
+    has_ended = state_of(pid) in "ZX"
+    if not has_ended:
+        os.kill(pid, signal.SIGKILL)
+    assert has_ended
+
+
 STAYS = """
 import os, pathlib, signal
 def told(number, frame):

@@ -37,8 +37,9 @@ from baton_worker.messages import Command, DecodeTarget
 from baton_worker.metrics import MetricFactory
 from baton_worker.records.columns import ErrorCode, Finish, StepColumns
 from baton_worker.records.rows import rows
-from baton_worker.roles.loop import LoopParts, WorkerLoop
+from baton_worker.roles.loop import WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
+from baton_worker.roles.parts import LoopParts
 
 GATEWAY = 77
 
@@ -215,6 +216,7 @@ def make_worker() -> Callable[..., Worker]:
         places: PlaceLimits = PLACES,
         method: SpeculativeMethod = "mtp",
         takes_prompts: bool = False,
+        clock: Callable[[], float] | None = None,
         **engine: Any,
     ) -> Worker:
         config = ProcessConfig(
@@ -237,7 +239,8 @@ def make_worker() -> Callable[..., Worker]:
             observe_load=lambda load: None,
             on_draining=lambda flag: link.infos.append("draining" if flag else "serving"),
         )
-        worker = Worker(WorkerLoop(parts, clock=lambda: now[0]), link, transport, now, registry)
+        loop = WorkerLoop(parts, clock=clock or (lambda: now[0]))
+        worker = Worker(loop, link, transport, now, registry)
         peers[name] = worker
         return worker
 

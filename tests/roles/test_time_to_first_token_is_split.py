@@ -22,10 +22,10 @@ N_REQUESTS = 3
 def measured(make_worker):
     """Make a worker whose engine is counted as in a process, and its registry."""
 
-    def make(name: str, role: str):
+    def make(name: str, role: str, **options):
         registry = CollectorRegistry()
         metrics = EngineMetrics(MetricFactory(registry, "tiny", role))
-        worker = make_worker(name)
+        worker = make_worker(name, **options)
         worker.loop.parts = dataclasses.replace(worker.loop.parts, observe=metrics.observe)
         return worker, registry
 
@@ -34,9 +34,12 @@ def measured(make_worker):
 
 def test_queue_and_prefill_are_prefills_and_first_emit_is_decodes(measured):
     prefill, counted_at_prefill = measured("prefill-0", "prefill")
-    decode, counted_at_decode = measured("decode-0", "decode")
     ticks = itertools.count()
-    decode.loop.clock = lambda: next(ticks) / 1000  # a millisecond per reading
+    decode, counted_at_decode = measured(
+        "decode-0",
+        "decode",
+        clock=lambda: next(ticks) / 1000,  # a millisecond per reading
+    )
     for n in range(N_REQUESTS):
         handle = make_handle(77, n)
         decode.command(Reserve(handle, 0, len(PROMPT), 6, 60.0))

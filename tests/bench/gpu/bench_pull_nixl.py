@@ -30,7 +30,7 @@ import torch
 from bench_pull import CASES, POOL_BYTES, ROUNDS
 
 from baton_worker.engine.backends.torch.device import TorchDevice
-from baton_worker.engine.kv.sharing import Region
+from baton_worker.engine.kv.memory import Region
 from baton_worker.handoff.nixl_agent import NixlAgent, Place
 
 SETTINGS: dict[str, tuple[str, dict[str, str]]] = {

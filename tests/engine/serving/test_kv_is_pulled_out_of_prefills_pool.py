@@ -20,14 +20,11 @@ from baton_testing.numpy_device import NumpyDevice
 from baton_worker.engine.api import EngineRefusedError, Handoff, KvInPool
 from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.kv.layers import runs_of
+from baton_worker.engine.kv.leases import Leases, mapped_leases
+from baton_worker.engine.kv.memory import CannotAttachError
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import (
-    CannotAttachError,
-    Leases,
-    PeerPool,
-    mapped_leases,
-)
+from baton_worker.engine.kv.sharing import PeerPool
 from baton_worker.records.columns import ErrorCode
 
 ENGINES = ("paddle", "device")
@@ -255,9 +252,9 @@ def test_kv_that_was_pulled_and_refused_is_cleared_before_the_next_holder(
     prefill.engine.release_handoff(handoff.state.key)
     assert [failure for result in decode.drain() for failure in result.failed]
     for prompt in ((5, 6, 7), tuple(range(2, 80))):
-        decode.submit(len(prompt), prompt, **OPTIONS)
+        key = decode.submit(len(prompt), prompt, **OPTIONS)
         decode.step()
-        (request,) = decode.engine._requests.values()
+        request = decode.engine._requests[key]
         rows = blocks_of(decode)[request.blocks] if decode.engine.kv.shape.is_by_block else ()
         assert np.isfinite(rows).all()
         decode.drain()

@@ -12,9 +12,7 @@ import pytest
 
 from baton_testing.late_pulls import LatePeer
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool
-from baton_worker.engine.kv.sharing import (
-    mapped_leases,
-)
+from baton_worker.engine.kv.leases import mapped_leases
 from baton_worker.records.columns import ErrorCode
 
 ENGINES = ("paddle",)

@@ -275,9 +275,9 @@ def test_a_step_runs_while_the_output_of_the_one_before_is_made(tiny: Any, key: 
     engine.submit(
         Submit(*key(1), prompt_token_ids=tuple(range(5, 25)), sampling=sampling, logprobs_k=2)
     )
-    landed = engine._collect(engine._launch(), lambda filled: None)
+    landed = engine._collect(engine._launches.launch(), lambda filled: None)
     assert watched.begun.acquire(timeout=20.0)
-    engine._in_flight = engine._launch()
+    engine._in_flight = engine._launches.launch()
     finishing.append(False)
     result = engine._finish(landed)
     assert finishing == [True]

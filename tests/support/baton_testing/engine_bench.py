@@ -234,8 +234,8 @@ class Bench:
         held = (load.running, load.waiting, load.held_handoffs, load.kv_blocks_used)
         assert held == (0, 0, 0, 0)
         assert not self.known()
-        assert not engine._terminals
-        assert not engine._endings
+        assert not engine._requests.has_terminals
+        assert not engine._requests.endings
         assert engine._in_flight is None
         assert not list(engine._parts.scheduler.requests())
 

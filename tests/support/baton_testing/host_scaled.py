@@ -268,3 +268,60 @@ def _words(*values: Any) -> Any:
 def _check(error: bytes | None) -> None:
     if error is not None:
         raise RuntimeError(error.decode())
+
+
+CHOICE = host_cuda.Unit(
+    ("scaled.cc",), "scaled_choice_entry.cc", lambda _, text: text, language="gpu.h"
+)
+"""The choice among all of them, which computes nothing."""
+
+
+class Chosen(NamedTuple):
+    """What a product comes to: its way, and how often rows were quantised before."""
+
+    way: int
+    n_quantised: int
+
+
+class HostChoice:
+    """The compiled choice of a way, on a GPU that is set."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.host_scaled_choice.restype = ctypes.c_char_p
+        self.ways = range(int(self._library.host_scaled_ways()))
+        self.set()
+
+    def set(
+        self, capability: tuple[int, int] = (9, 0), processors: int = 132, takes: bool = True
+    ) -> None:
+        """Set the GPU, and whether the kernels for Hopper take what comes."""
+        self._library.host_gpu(*capability, processors, takes)
+
+    def of(
+        self,
+        rows: int,
+        columns: int,
+        outputs: int,
+        is_gated: bool = False,
+        experts: int = 0,
+        *,
+        is_plain: bool = False,
+        way: int | None = None,
+    ) -> Chosen:
+        """Return what becomes of a product out[rows, outputs], of experts of all their rows.
+
+        Args:
+            is_plain: its rows are yet to be quantised.
+            way: the one that is asked for.
+
+        Raises:
+            RuntimeError: it is refused.
+        """
+        sizes = [ctypes.c_int64(size) for size in (rows, columns, outputs)]
+        found, quantised = ctypes.c_int(), ctypes.c_int()
+        asked = -1 if way is None else way
+        of_experts = is_gated, ctypes.c_int64(experts), is_plain, asked
+        to = ctypes.byref(found), ctypes.byref(quantised)
+        _check(self._library.host_scaled_choice(*sizes, *of_experts, *to))
+        return Chosen(found.value, quantised.value)

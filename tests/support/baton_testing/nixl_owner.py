@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from baton_testing.processes import stand_still
+from baton_worker.engine.kv.leases import Leases
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import KvPool
-from baton_worker.engine.kv.sharing import Leases
 from baton_worker.handoff.nixl_agent import NixlAgent
 from baton_worker.handoff.nixl_visits import NixlVisits
 from baton_worker.handoff.nixl_words import Introduction

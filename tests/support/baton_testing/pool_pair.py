@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool
-from baton_worker.engine.kv.sharing import Peer, PeerPool, mapped_leases
+from baton_worker.engine.kv.leases import mapped_leases
+from baton_worker.engine.kv.sharing import Peer, PeerPool
 
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "logprobs_k": 2}
 LONG = tuple(2 + (7 * i) % 50 for i in range(150))

@@ -21,6 +21,7 @@ from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.ngram import NgramSizes
 from baton_worker.engine.options import DraftSources
 from baton_worker.engine.scheduling.plans import StepPlan
+from baton_worker.engine.step.in_flight import AheadRunner
 from baton_worker.sampling import LogprobParams
 
 LOOKUP = DraftSources(0, NgramSizes(1, 3))
@@ -87,8 +88,9 @@ def chunks_ahead(subject: Subject, wanted: Sequence[Said]) -> list[str]:
 @contextmanager
 def _launched_ahead(engine: StepEngine) -> Iterator[list[StepPlan]]:
     """Give a list that gets the plan of each step that is launched behind one under way."""
-    runner, launched = engine._ahead, list[StepPlan]()
-    assert runner is not None, "an engine on a device, with overlap"
+    runner, launched = engine._parts.runner, list[StepPlan]()
+    assert engine.options.overlap, "or nothing is"
+    assert isinstance(runner, AheadRunner), "an engine on a device"
     start_ahead = runner.start_ahead
 
     def noted(behind: Any, plan: StepPlan, n_draft: int) -> Any:

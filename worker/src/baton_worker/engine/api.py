@@ -38,7 +38,7 @@ class DeviceError(RuntimeError):
 
 
 class LeaseName(NamedTuple):
-    """What blocks were lent under, see `kv.sharing.Leases`: where that is told, and its number."""
+    """What blocks were lent under, see `kv.leases.Leases`: where that is told, and its number."""
 
     slot: int
     serial: int

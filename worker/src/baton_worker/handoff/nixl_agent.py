@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.kv.sharing import Region
+from baton_worker.engine.kv.memory import Region
 
 INSTALL = "pip install 'baton-worker[nixl]'"
 _PACKAGES = ("nixl_cu13", "nixl_cu12")

@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from baton_worker.engine.kv.sharing import CannotAttachError, GivenAwayError, KvSharing
+from baton_worker.engine.kv.memory import CannotAttachError
+from baton_worker.engine.kv.sharing import GivenAwayError, KvSharing
 from baton_worker.handoff.metrics import PoolMetrics
 from baton_worker.handoff.nixl_agent import NixlAgent, NixlError
 from baton_worker.handoff.nixl_pulls import NixlPool, NixlPulls

@@ -19,14 +19,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from baton_worker.engine.kv.layers import Spans, count_layers
+from baton_worker.engine.kv.leases import LEASE_BYTES, LeaseWords
+from baton_worker.engine.kv.memory import HostMemory
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import NULL_BLOCK, TRASH_BLOCK
 from baton_worker.engine.kv.sharing import (
-    LEASE_BYTES,
     GivenAwayError,
-    HostMemory,
     KvSharing,
-    LeaseWords,
     PartPieces,
     PullLostError,
     UnfitKvError,

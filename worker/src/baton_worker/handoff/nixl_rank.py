@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from baton_worker.engine.kv.sharing import Region
+from baton_worker.engine.kv.memory import Region
 from baton_worker.handoff.nixl_agent import (
     NixlAgent,
     NixlError,

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from baton_worker.engine.kv.sharing import Region
+from baton_worker.engine.kv.memory import Region
 from baton_worker.handoff.nixl_agent import (
     NixlAgent,
     NixlError,

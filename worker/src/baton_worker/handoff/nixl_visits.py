@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from baton_worker.engine.kv.leases import Leases
 from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.sharing import KvSharing, Leases
+from baton_worker.engine.kv.sharing import KvSharing
 from baton_worker.handoff.nixl_agent import NixlAgent
 from baton_worker.handoff.nixl_words import (
     Introduction,

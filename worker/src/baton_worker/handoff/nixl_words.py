@@ -12,8 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from baton_worker.engine.kv.memory import Region
 from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.sharing import Region
 from baton_worker.handoff.pool_words import MOST_RANKS, POOL_ID_BYTES, KvShapeWords, words_of
 
 VERSION = 1

@@ -23,7 +23,9 @@ from functools import partial
 from pathlib import Path
 
 from baton_worker.config import ConfigError
-from baton_worker.engine.kv.sharing import CannotAttachError, KvSharing, PeerPool, mapped_leases
+from baton_worker.engine.kv.leases import mapped_leases
+from baton_worker.engine.kv.memory import CannotAttachError
+from baton_worker.engine.kv.sharing import KvSharing, PeerPool
 from baton_worker.handoff import pool_words
 from baton_worker.handoff.metrics import PoolMetrics
 from baton_worker.handoff.pool_words import Introduction, PoolWordsError, Welcome

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton_worker.engine.kv.leases import Leases
 from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.sharing import KvSharing, Leases
+from baton_worker.engine.kv.sharing import KvSharing
 from baton_worker.handoff import pool_words
 from baton_worker.handoff.pool_words import PoolWordsError, Welcome
 from baton_worker.messages import DecodeTarget

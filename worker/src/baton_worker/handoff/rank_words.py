@@ -54,7 +54,7 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     """The agent is there, and others may read the part by it.
 
     Attributes:
-        address, n_bytes, device: where the part lies, see `kv.sharing.Region`.
+        address, n_bytes, device: where the part lies, see `kv.memory.Region`.
     """
 
     metadata: bytes

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from baton_worker.identity import COUNTER_BITS, GatewayIdentity
-from baton_worker.link.inbox import Credit, Inbox, InboxPolicy
+from baton_worker.link.inbox import Inbox, InboxPolicy
 from baton_worker.link.outbox import Gap, Outbox, OutboxLimits, Push, Weight
 from baton_worker.messages import GatewayInfo, WorkerInfo
 from baton_worker.records.columns import StepColumns
@@ -141,7 +141,7 @@ class GatewayEnd:
                 body=msgspec.msgpack.encode(GatewayInfo(self._settings.identity.instance)),
             )
         )
-        self._acknowledge(credit)
+        self._acknowledge(lag_seconds)
 
     def ask_for_replay(self, now: float) -> bool:
         """Ask for the records from the hole on; False while an earlier asking may be answered."""
@@ -204,7 +204,7 @@ class GatewayEnd:
         beat = now - self._spoke_at >= self._settings.heartbeat_seconds
         if beat or self.inbox.is_ack_due(now):
             self._spoke_at = now
-            self._acknowledge(self.inbox.credit(lag_seconds))
+            self._acknowledge(lag_seconds)
 
     def is_silent(self, now: float) -> bool:
         """Whether it is up but has not been heard for the dead time."""
@@ -246,14 +246,5 @@ class GatewayEnd:
         self.outbox.revoke()
         return len(self.outbox.discard())
 
-    def _acknowledge(self, credit: Credit) -> None:
-        self.inbox.acked()
-        self.out.append(
-            Ack(
-                epoch=self.epoch,
-                next_seq=self.outbox.next_seq,
-                ack_seq=self.inbox.applied,
-                credit_seq=credit.seq,
-                credit_bytes=credit.n_bytes,
-            )
-        )
+    def _acknowledge(self, lag_seconds: float) -> None:
+        self.out.append(self.inbox.acknowledge(self.epoch, self.outbox.next_seq, lag_seconds))

@@ -1,7 +1,8 @@
 """The receiving end of a numbered stream: what to accept, what to acknowledge, and when.
 
 Owns the expected number, the applied number, the acknowledgement policy and the credit that follows
-from them. It sees sequence numbers only. No clock: `now` is seconds of any monotonic clock.
+from them. It sees sequence numbers alone, no frame. No clock: `now` is seconds of any monotonic
+clock.
 
 `expected` is the next frame to receive; `applied` is the last frame below which everything has been
 applied. Acknowledgements speak of `applied`, replay requests of `expected`: a frame in the hands of
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton_worker.link.outbox import Gap
+from baton_worker.records.control import Ack
 
 
 class Verdict(enum.Enum):
@@ -134,10 +136,24 @@ class Inbox:
         """When the next acknowledgement is due at the latest; None when there is nothing to say."""
         return self._ack_due_at
 
-    def acked(self) -> None:
-        """Note that `applied` has been told to the sender."""
+    def acknowledge(self, epoch: int, next_seq: int, lag_seconds: float = 0.0) -> Ack:
+        """Return the acknowledgement of `applied`, with the credit that follows; none is due then.
+
+        Args:
+            epoch: what the sender knows this stream by.
+            next_seq: of the stream the other way.
+            lag_seconds: see `credit`.
+        """
         self._acked = self.applied
         self._ack_due_at = None
+        credit = self.credit(lag_seconds)
+        return Ack(
+            epoch=epoch,
+            next_seq=next_seq,
+            ack_seq=self.applied,
+            credit_seq=credit.seq,
+            credit_bytes=credit.n_bytes,
+        )
 
     def credit(self, lag_seconds: float = 0.0) -> Credit:
         """Return the window above `applied` for a consumer that lags by `lag_seconds`."""

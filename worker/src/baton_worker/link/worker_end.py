@@ -263,17 +263,7 @@ class WorkerEnd:
 
     def _say_ack(self, now: float) -> None:
         self._spoke_at = now
-        credit = self.inbox.credit()
-        self.inbox.acked()
-        self.out.append(
-            Ack(
-                epoch=self.incarnation,
-                next_seq=self.outbox.next_seq,
-                ack_seq=self.inbox.applied,
-                credit_seq=credit.seq,
-                credit_bytes=credit.n_bytes,
-            )
-        )
+        self.out.append(self.inbox.acknowledge(self.incarnation, self.outbox.next_seq))
 
     def _on_welcome(self, message: Welcome, now: float) -> list[EndEvent]:
         if message.epoch != self.epoch:

@@ -2,7 +2,8 @@
 
 One turn is: take what came from link and KV transport, let the engine step once, publish rows,
 offer and acknowledge handoffs. Owns the engine, the ledger and the live requests, all on one
-thread; knows link and transport by their contracts only, no socket, no HTTP.
+thread; how these end is `endings`' matter. Knows link and transport by their contracts only, no
+socket, no HTTP.
 """
 
 from __future__ import annotations
@@ -12,17 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from baton_worker.engine.api import (
-    Engine,
-    EngineLoad,
-    EngineRefusedError,
-    FailedRequest,
-    Handoff,
-    KvFilled,
-    StepResult,
-    StepStats,
-)
-from baton_worker.engine.progress import Progress
+from baton_worker.engine.api import EngineRefusedError, Handoff, KvFilled, StepResult
 from baton_worker.handoff.api import (
     HandoffArrived,
     HandoffDelivered,
@@ -31,20 +22,13 @@ from baton_worker.handoff.api import (
     HandoffFilled,
     HandoffGranted,
     HandoffWithdrawn,
-    KvTransport,
 )
-from baton_worker.handoff.ledger import HandoffLedger, OfferVerdict
+from baton_worker.handoff.ledger import OfferVerdict
 from baton_worker.identity import RequestKey, incarnation_of
-from baton_worker.link.api import (
-    CommandReceived,
-    GatewayLost,
-    GatewayUp,
-    Pressure,
-    RowsRefused,
-    WorkerLink,
-)
+from baton_worker.link.api import CommandReceived, GatewayLost, GatewayUp, Pressure, RowsRefused
 from baton_worker.messages import Abort, Command, Reserve, Submit
-from baton_worker.records.columns import ErrorCode, StepColumns
+from baton_worker.records.columns import ErrorCode
+from baton_worker.roles.endings import Endings
 from baton_worker.roles.event_queue import (
     DraftCountRequested,
     DrainRequested,
@@ -52,40 +36,13 @@ from baton_worker.roles.event_queue import (
     StopRequested,
     WorkerEvent,
 )
-from baton_worker.roles.metrics import RoleMetrics
 from baton_worker.roles.open_requests import OpenRequests
+from baton_worker.roles.parts import LoopParts
 from baton_worker.roles.placeless import Placeless
-from baton_worker.roles.rows import by_incarnation, ended_keys, error_columns
-from baton_worker.roles.traces import RequestTraces
 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class LoopParts:
-    """What the loop works with, by contracts only.
-
-    Attributes:
-        observe: called after each step with its statistics and the engine's load.
-        observe_load: called when the load changed without a step (a handoff was pulled).
-        on_draining: told when draining begins (True) and when that is taken back, to announce
-            it to the gateways.
-        progress: told what this thread is at; the engine's own.
-    """
-
-    engine: Engine
-    link: WorkerLink
-    transport: KvTransport
-    ledger: HandoffLedger
-    metrics: RoleMetrics
-    handoff_deadline_seconds: float
-    observe: Callable[[StepStats, EngineLoad], None]
-    observe_load: Callable[[EngineLoad], None]
-    on_draining: Callable[[bool], None]
-    progress: Progress = field(default_factory=Progress)
-    traces: RequestTraces = field(default_factory=RequestTraces)
 
 
 @dataclass(slots=True)
@@ -99,14 +56,15 @@ class WorkerLoop:
     is_draining: bool = False
     _stopping: bool = False
     _stop_reason: str | None = None
-    _step_id: int = 0
     placeless: Placeless = field(init=False)
+    endings: Endings = field(init=False)
 
     def __post_init__(self) -> None:
         parts = self.parts
         self.placeless = Placeless(
             parts.engine, parts.transport, parts.ledger.capacity, parts.handoff_deadline_seconds
         )
+        self.endings = Endings(parts, self.live, self.placeless, self.clock)
         parts.metrics.follow(self.live.__len__, lambda: parts.ledger.n_open)
 
     def run(self) -> None:
@@ -137,11 +95,7 @@ class WorkerLoop:
         self.parts.progress.serving()
         for event in events:
             self._serve(event)
-        for key in self.parts.ledger.expire(self.clock()):
-            if self.live.holds(key):
-                self._fail(key, ErrorCode.DECODE_FULL, "it waited too long to be decoded")
-            else:
-                self._end(key, ErrorCode.RESERVATION_EXPIRED, "no handoff came for this place")
+        self._end_overdue()
         self._relieve_pressure()
         return bool(events)
 
@@ -158,7 +112,7 @@ class WorkerLoop:
             case GatewayLost(incarnation, reason):
                 self._abandon(incarnation, reason)
             case RowsRefused():
-                self._rows_refused(event)
+                self.endings.rows_refused(event)
             case DrainRequested(is_wanted):
                 self._set_draining(is_wanted)
             case DraftCountRequested(count):
@@ -168,15 +122,6 @@ class WorkerLoop:
                 self._stop_reason = reason
             case _:
                 self._serve_handoff(event)
-
-    def _rows_refused(self, event: RowsRefused) -> None:
-        """End the requests whose rows are lost, those too that this worker was done with."""
-        message = f"the gateway refused rows: {event.reason}"
-        for key in event.keys:
-            if self.live.holds(key):
-                self._fail(key, ErrorCode.INTERNAL, message)
-            elif key in event.ended:
-                self._end(key, ErrorCode.INTERNAL, message)
 
     def _serve_handoff(self, event: HandoffEvent) -> None:
         match event:
@@ -188,7 +133,7 @@ class WorkerLoop:
                 self._take_over(handoff)
             case HandoffDelivered(key):
                 self.parts.engine.release_handoff(key)
-                self._leave(key, "handed_over")
+                self.endings.leave(key, "handed_over")
             case HandoffFailed(key, code, message):
                 self._not_handed_over(key, code, message)
             case HandoffFilled(filled, n_tokens):
@@ -217,13 +162,13 @@ class WorkerLoop:
             self._begin(submit)
         elif not self.placeless.ask(submit):
             message = f"{len(self.placeless)} requests wait for a place at decode"
-            self._end(key, ErrorCode.QUEUE_FULL, message)
+            self.endings.end(key, ErrorCode.QUEUE_FULL, message)
 
     def _begin(self, request: Submit, kv_stays: bool = False) -> None:
         try:
             self.parts.engine.submit(request, kv_stays)
         except EngineRefusedError as refusal:
-            self._end(request.key, refusal.code, str(refusal))
+            self.endings.end(request.key, refusal.code, str(refusal))
 
     def _reserve(self, reserve: Reserve) -> None:
         """Keep a place for a handoff; one that comes although it was refused is turned away."""
@@ -234,7 +179,7 @@ class WorkerLoop:
             self.parts.ledger.refuse(key, self.clock())
             return
         if not self.parts.ledger.reserve(key, reserve.deadline_seconds, self.clock()):
-            self._end(key, ErrorCode.DECODE_FULL, "this decode worker has no place left")
+            self.endings.end(key, ErrorCode.DECODE_FULL, "this decode worker has no place left")
 
     def _admits(self, key: RequestKey) -> bool:
         """Refuse when stopping or backed up.
@@ -243,10 +188,10 @@ class WorkerLoop:
         gateway that knows sends nothing more.
         """
         if self._stopping:
-            self._end(key, ErrorCode.DRAINING, "this worker takes no new requests")
+            self.endings.end(key, ErrorCode.DRAINING, "this worker takes no new requests")
             return False
         if self.parts.link.pressure(incarnation_of(key.handle)) >= Pressure.STOP_ADMITTING:
-            self._end(key, ErrorCode.QUEUE_FULL, "the link to this gateway is backed up")
+            self.endings.end(key, ErrorCode.QUEUE_FULL, "the link to this gateway is backed up")
             return False
         return True
 
@@ -258,7 +203,7 @@ class WorkerLoop:
             if self.parts.engine.abort(key):
                 self.live.end(key)
             elif not self.live.is_ending(key):
-                self._leave(key, "aborted")
+                self.endings.leave(key, "aborted")
         for n in range(attempt + 1):
             key = RequestKey(handle, n)
             self.parts.ledger.close(key, now)
@@ -293,7 +238,7 @@ class WorkerLoop:
         """End a request whose handoff failed, unless it has ended while that was on its way."""
         self.parts.engine.release_handoff(key)
         if self.live.holds(key) and not self.live.is_ending(key):
-            self._end(key, code, message)
+            self.endings.end(key, code, message)
 
     def _abandon(self, incarnation: int, reason: str) -> None:
         """A gateway process is gone: nobody reads its rows, so free what its requests hold."""
@@ -304,6 +249,15 @@ class WorkerLoop:
         for key in (*keys, *reserved):
             self._abort(key.handle, key.attempt)
 
+    def _end_overdue(self) -> None:
+        """End what waited too long for its handoff, or for the engine to come to it."""
+        for key in self.parts.ledger.expire(self.clock()):
+            if self.live.holds(key):
+                self.endings.fail(key, ErrorCode.DECODE_FULL, "it waited too long to be decoded")
+            else:
+                no_handoff = "no handoff came for this place"
+                self.endings.end(key, ErrorCode.RESERVATION_EXPIRED, no_handoff)
+
     def _relieve_pressure(self) -> None:
         """Walk the ladder: pause a backed-up gateway's requests, end those of a stalled one."""
         levels = {i: self.parts.link.pressure(i) for i in self.live.incarnations()}
@@ -312,10 +266,9 @@ class WorkerLoop:
         for incarnation, level in levels.items():
             if level is Pressure.STALLED:
                 for key in self.live.of_incarnation(incarnation):
-                    self._fail(key, ErrorCode.LINK_STALLED, "the gateway takes no records")
+                    self.endings.fail(key, ErrorCode.LINK_STALLED, "the gateway takes no records")
 
     def _deliver(self, result: StepResult) -> None:
-        self._step_id += 1
         now = self.clock()
         for key in result.imported:
             self.parts.ledger.imported(key, now)
@@ -323,8 +276,8 @@ class WorkerLoop:
             self.parts.metrics.imported(key, now)
         self.parts.traces.first_tokens(result.stats.first_tokens)
         for failure in result.failed:
-            self._note_failure(failure)
-        self._publish(result.columns)
+            self.endings.note_failure(failure)
+        self.endings.publish(result.columns)
         for filled in result.filled:
             self._tell_filled(filled)
         for handoff in result.handoffs:
@@ -340,50 +293,6 @@ class WorkerLoop:
         if target := self.live.target(filled.key):
             self.parts.transport.tell_filled(target, filled)
 
-    def _note_failure(self, failure: FailedRequest) -> None:
-        """Count and log a request that the engine ended; its row is among the step's."""
-        key, code, message = failure
-        log.error("request failed", extra={"key": key, "code": code.name, "why": message})
-        self.parts.metrics.refused(code)
-        if self.parts.ledger.give_up(key, self.clock()):
-            self.parts.transport.refuse(key, code, message)
-
-    def _publish(self, columns: StepColumns) -> None:
-        for incarnation, rows in by_incarnation(columns).items():
-            self.parts.link.publish(incarnation, rows, self._step_id)
-        self.parts.metrics.emitted(columns, self.clock())
-        for key in ended_keys(columns):
-            self._leave(key, "ended")
-
-    def _fail(self, key: RequestKey, code: ErrorCode, message: str) -> None:
-        """End a request that may be in the engine; its row comes with the next step."""
-        if self.live.is_ending(key):
-            return
-        self.parts.transport.cancel(key)
-        if self.parts.ledger.give_up(key, self.clock()):
-            self.parts.transport.refuse(key, code, message)
-        if self.parts.engine.fail(key, code, message):
-            self.live.end(key)
-            self.parts.metrics.refused(code)
-        elif self.live.holds(key):
-            self._end(key, code, message)
-
-    def _end(self, key: RequestKey, code: ErrorCode, message: str) -> None:
-        """End a request that is not in the engine with an error row of its own."""
-        log.info("request ended", extra={"key": key, "code": code.name, "why": message})
-        self.parts.metrics.refused(code)
-        self.parts.link.publish(
-            incarnation_of(key.handle), error_columns(key, code, message), self._step_id
-        )
-        self._leave(key, "failed")
-
-    def _leave(self, key: RequestKey, outcome: str) -> None:
-        self.parts.metrics.gone(key)
-        self.placeless.leave(key)
-        if self.live.leave(key):
-            self.parts.metrics.left(outcome)
-            self.parts.traces.left(key, outcome)
-
     def _set_draining(self, is_wanted: bool) -> None:
         if self.is_draining != is_wanted:
             self.is_draining = is_wanted
@@ -395,6 +304,6 @@ class WorkerLoop:
         self._stopping = True
         self._set_draining(True)
         for key in self.live.all():
-            self._fail(key, ErrorCode.DRAINING, reason)
+            self.endings.fail(key, ErrorCode.DRAINING, reason)
         while self.parts.engine.has_work() and len(self.live):
             self._deliver(self.parts.engine.step())

@@ -54,8 +54,9 @@ from baton_worker.roles.event_queue import (
 )
 from baton_worker.roles.health import HealthSources
 from baton_worker.roles.linked import LinkedReadiness
-from baton_worker.roles.loop import LoopParts, WorkerLoop
+from baton_worker.roles.loop import WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
+from baton_worker.roles.parts import LoopParts
 from baton_worker.roles.prompt_chunks import features_of, with_chunks_of
 from baton_worker.roles.starting import SIGNALS, Starting
 from baton_worker.roles.traces import RequestTraces

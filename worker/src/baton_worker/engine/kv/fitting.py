@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from baton_worker.engine.kv.memory import CannotAttachError
 from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.sharing import CannotAttachError
 
 
 def check_blocks_alike(

@@ -15,17 +15,9 @@ import numpy.typing as npt
 
 from baton_worker.engine.kv.fitting import check_blocks_alike
 from baton_worker.engine.kv.layers import Spans, each_block, layer_runs
+from baton_worker.engine.kv.memory import CannotAttachError, HostMemory, mapped
 from baton_worker.engine.kv.payload import KV_MAGNITUDE, KvShape, is_tame
-from baton_worker.engine.kv.sharing import (
-    Arrived,
-    CannotAttachError,
-    Copy,
-    HostMemory,
-    PartPieces,
-    PeerPool,
-    UnfitKvError,
-    mapped,
-)
+from baton_worker.engine.kv.sharing import Arrived, Copy, PartPieces, PeerPool, UnfitKvError
 
 
 class HostSharing:

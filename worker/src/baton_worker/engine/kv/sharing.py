@@ -2,16 +2,12 @@
 
 Owns what a pool is to another process - a descriptor that it maps, or memory that something else
 reads for it - and what it is to pull blocks out of one. A pool of the host is a file without a
-name, a GPU's is its own memory (`backends.device.pool`). Knows no request and no socket.
+name (`memory`), a GPU's is its own memory (`backends.device.pool`). Knows no request and no socket.
 """
 
 from __future__ import annotations
 
-import fcntl
 import math
-import mmap
-import os
-import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
@@ -20,15 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.kv.layers import Spans, count_layers
+from baton_worker.engine.kv.leases import LeaseWords
+from baton_worker.engine.kv.memory import Region
 from baton_worker.engine.kv.payload import KvShape
-
-LEASE_BYTES = 8
-"""Of one word of `Leases`."""
-LeaseWords = tuple[int, int] | None
-
-
-class CannotAttachError(Exception):
-    """Another process's pool is of no use here; the text says why."""
 
 
 class UnfitKvError(Exception):
@@ -116,60 +106,6 @@ class PeerPool(NamedTuple):
         return _Leased(copy, self, lease, n_layers * self.shape.layer_bytes)
 
 
-class Leases:
-    """What an owner of a pool tells those who read it: whose blocks are still as they were offered.
-
-    One word a handoff, in memory that readers have mapped: its serial number while it holds its
-    blocks, 0 from before they are free. Who has copied them and then finds the number has copied
-    what was offered, whatever became of messages. Words are written and read whole.
-
-    Args:
-        most: handoffs at once.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._memory = HostMemory(most * LEASE_BYTES)
-        self.descriptor, self.n_bytes = self._memory.descriptor, self._memory.n_bytes
-        self.region = self._memory.region
-        self._words = self._memory.bytes.view(np.uint64)
-        self._free = list(range(most))
-        self._serial = 0
-
-    def begin(self) -> Lease:
-        """Return a lease that holds until it is ended."""
-        slot = self._free.pop()
-        self._serial += 1
-        self._words[slot] = self._serial
-        return Lease(self, slot, self._serial)
-
-    def end(self, slot: int) -> None:
-        """Let nobody take the blocks for what was offered any more."""
-        self._words[slot] = 0
-        self._free.append(slot)
-
-
-class Lease(NamedTuple):
-    """One of an owner's; its reader is told `slot` and `serial`."""
-
-    leases: Leases
-    slot: int
-    serial: int
-
-    def end(self) -> None:
-        """See `Leases.end`; once."""
-        self.leases.end(self.slot)
-
-
-def mapped_leases(descriptor: int, n_bytes: int) -> npt.NDArray[np.uint64]:
-    """Map the leases of another process.
-
-    Raises:
-        CannotAttachError: see `mapped`; or they could be cut off under the reader.
-    """
-    words = mapped(descriptor, n_bytes)
-    return words[: n_bytes - n_bytes % LEASE_BYTES].view(np.uint64)
-
-
 class Copy(Protocol):
     """Blocks that a device or the host itself copies, which takes no time to speak of."""
 
@@ -238,14 +174,6 @@ class _Leased(NamedTuple):
             self.peer.told(self.n_bytes, self.copy.seconds())
         if self.lease is not None and not self.peer.is_lent(*self.lease):
             raise GivenAwayError("prefill gave its blocks away before they were here")
-
-
-class Region(NamedTuple):
-    """Where a pool's memory lies in its process; `device` is None for memory of the host."""
-
-    address: int
-    n_bytes: int
-    device: int | None
 
 
 class PartPieces(NamedTuple):
@@ -347,37 +275,6 @@ class KvSharing(Protocol):
         Raises:
             UnfitKvError: it is not fit for this pool.
         """
-
-
-class HostMemory:
-    """Memory of the host behind a descriptor."""
-
-    def __init__(self, n_bytes: int) -> None:
-        self.descriptor = os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        weakref.finalize(self, os.close, self.descriptor)
-        self.n_bytes = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        os.truncate(self.descriptor, self.n_bytes)
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        self.bytes = mapped(self.descriptor, self.n_bytes)
-        self.region = Region(int(self.bytes.ctypes.data), self.n_bytes, None)
-
-
-def mapped(descriptor: int, n_bytes: int) -> npt.NDArray[np.uint8]:
-    """Map memory of the host; unmapped with the array.
-
-    Raises:
-        CannotAttachError: there are fewer bytes or might be, which would end a process that reads
-            them; or the descriptor stands for no memory.
-    """
-    try:
-        size = os.fstat(descriptor).st_size
-        if size < n_bytes:
-            raise CannotAttachError(f"it has {size} bytes, {n_bytes} were told")
-        if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise CannotAttachError("it may shrink: it has no seal against that")
-        return np.frombuffer(mmap.mmap(descriptor, n_bytes), np.uint8)
-    except (OSError, ValueError, OverflowError) as error:
-        raise CannotAttachError(f"cannot map {n_bytes} bytes: {error}") from error
 
 
 class Arrived:

@@ -19,15 +19,10 @@ import numpy.typing as npt
 
 from baton_worker.engine.api import BegunBlocks, Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.layers import Spans, count_layers, spans_of
+from baton_worker.engine.kv.leases import Leases
 from baton_worker.engine.kv.payload import KV_MAGNITUDE, is_tame
 from baton_worker.engine.kv.pool import KvStore
-from baton_worker.engine.kv.sharing import (
-    GivenAwayError,
-    Leases,
-    Pull,
-    PullLostError,
-    UnfitKvError,
-)
+from baton_worker.engine.kv.sharing import GivenAwayError, Pull, PullLostError, UnfitKvError
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState

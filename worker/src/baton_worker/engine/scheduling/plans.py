@@ -59,6 +59,11 @@ class StepPlan:
     told_by_layers: tuple[PrefillChunk, ...] = ()
 
     @property
+    def has_rows(self) -> bool:
+        """Whether there is a forward pass in it."""
+        return bool(self.decode or self.prefill)
+
+    @property
     def choosing(self) -> set[RequestState]:
         """Those whose next token the step chooses, as the plan was made."""
         return {*self.decode, *(chunk.request for chunk in self.prefill if chunk.is_last)}

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import Handoff, KvInPool
+from baton_worker.engine.kv.leases import Lease
 from baton_worker.engine.kv.pool import NULL_BLOCK
-from baton_worker.engine.kv.sharing import Lease, Pull
+from baton_worker.engine.kv.sharing import Pull
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.ngram import NgramIndex
 from baton_worker.engine.options import EngineOptions

@@ -91,6 +91,11 @@ class Scheduler:
         return len(self._held)
 
     @property
+    def max_waiting(self) -> int:
+        """Most requests in line, beside those that could run."""
+        return self._limits.max_waiting
+
+    @property
     def leaving(self) -> LeavingBlocks:
         """Blocks that a pull still writes to after their request's end."""
         return self._tables.leaving

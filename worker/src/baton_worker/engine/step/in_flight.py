@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -79,6 +79,20 @@ class AheadRunner(Protocol):
         """
 
 
+class Running(NamedTuple):
+    """A step that runs.
+
+    Attributes:
+        landed: waits for the forward pass and returns its snapshot; raises what it raised.
+        layers: see `Flight.layers`.
+        flight: the same for an `AheadRunner`.
+    """
+
+    landed: Work
+    layers: Callable[[], Iterator[int]]
+    flight: Flight | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlightStep:
     """One launched step.
@@ -90,29 +104,29 @@ class InFlightStep:
         refused: those whose KV was found unfit or gone, as (code, why).
         positions: every request it carries, with the output position it stood at; nobody until
             it is settled, if it is ahead.
-        landed: waits for the forward pass and returns its snapshot; raises what it raised.
-        layers: see `Flight.layers`.
-        flight: the same for an `AheadRunner`.
+        running: how it is waited for.
         is_ahead: it was launched before the step before it had landed.
     """
 
     plan: StepPlan
     n_draft: int
     started: float
-    imports: Mapping[RequestKey, HandoffState]
-    refused: Mapping[RequestKey, tuple[ErrorCode, str]]
-    positions: Mapping[RequestKey, int]
-    landed: Work
-    layers: Callable[[], Iterator[int]]
-    flight: Flight | None = None
+    running: Running
+    imports: Mapping[RequestKey, HandoffState] = field(default_factory=dict)
+    refused: Mapping[RequestKey, tuple[ErrorCode, str]] = field(default_factory=dict)
+    positions: Mapping[RequestKey, int] = field(default_factory=dict)
     is_ahead: bool = False
+
+    def landed(self) -> StepSnapshot:
+        """Wait for the forward pass and return its snapshot; raise what it raised."""
+        return self.running.landed()
 
     def told_by_layers(self) -> Iterator[tuple[RequestState, int, int, int]]:
         """Yield whose last chunk is computed from and to which positions up to which layer, as soon
         as it is; of a short chunk the first time alone.
         """
         chunks = self.plan.told_by_layers
-        for number, n_layers in enumerate(self.layers() if chunks else ()):
+        for number, n_layers in enumerate(self.running.layers() if chunks else ()):
             for chunk in chunks:
                 if not number or not is_short(chunk.n_tokens):
                     yield chunk.request, chunk.start, chunk.stop, n_layers
@@ -127,13 +141,6 @@ class InFlightStep:
     def carries(self, request: RequestState) -> bool:
         """Whether it reads or changes this request, and not one of the same key that has ended."""
         return request in _carried(self.plan) if self.is_ahead else request.key in self.positions
-
-
-class Running(NamedTuple):
-    """A step that runs: how it is waited for, and its layers."""
-
-    landed: Work
-    layers: Callable[[], Iterator[int]]
 
 
 class StepLauncher:

@@ -19,7 +19,7 @@ from baton_worker.engine.backends.device.pool import DevicePool
 from baton_worker.engine.backends.device.program import N_LANES
 from baton_worker.engine.backends.device.seam import Event
 from baton_worker.engine.backends.device.steps import Steps
-from baton_worker.engine.kv.sharing import Region
+from baton_worker.engine.kv.memory import Region
 
 Answering = Callable[[], orders.Answer]
 """Waits for an answer."""

@@ -24,14 +24,9 @@ from baton_worker.engine.backends.device.pieces import Rows, each_row
 from baton_worker.engine.backends.device.seam import Device, Event, Mapped, Tensor
 from baton_worker.engine.kv.fitting import check_blocks_alike
 from baton_worker.engine.kv.layers import LayerRuns, Spans, each_block, layer_runs
+from baton_worker.engine.kv.memory import CannotAttachError, Region
 from baton_worker.engine.kv.payload import KvShape
-from baton_worker.engine.kv.sharing import (
-    CannotAttachError,
-    Copy,
-    PartPieces,
-    PeerPool,
-    Region,
-)
+from baton_worker.engine.kv.sharing import Copy, PartPieces, PeerPool
 
 RESERVED_BLOCKS = 2
 """The null block and the trash block, which are handed to nobody."""

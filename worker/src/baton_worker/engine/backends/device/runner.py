@@ -19,7 +19,7 @@ from baton_worker.engine.backends.device.flight import Carried, DeviceFlight, Sc
 from baton_worker.engine.backends.device.following import EngineFollowers
 from baton_worker.engine.backends.device.inputs import fill, fill_ahead
 from baton_worker.engine.backends.device.lineup import LaneInputs, Lineup, places
-from baton_worker.engine.backends.device.penalties import PenaltySlots
+from baton_worker.engine.backends.device.penalties import PenaltyCounts, PenaltySlots
 from baton_worker.engine.backends.device.program import (
     N_LANES,
     Launch,
@@ -62,7 +62,9 @@ class DeviceRunner:
         self._options = options
         self._steps = steps
         self._followers = followers
-        self._slots = PenaltySlots(options.max_running, self._fill_counts)
+        # Not by a method of its own: a closed engine's memory would wait for the collector.
+        fill = partial(_fill_counts, steps.counts, followers)
+        self._slots = PenaltySlots(options.max_running, fill)
         self._programs = steps.programs
         self._lane = 0
         self._ahead = LaneInputs()
@@ -178,11 +180,6 @@ class DeviceRunner:
             self._followers.step(program.shape, lane, is_ahead, program.told_inputs(lane))
         return program.start(lane, is_ahead, is_marked)
 
-    def _fill_counts(self, slot: int, counts: npt.NDArray[Any], seen: npt.NDArray[Any]) -> None:
-        if self._followers is not None:
-            self._followers.penalise(slot, counts, seen)
-        self._steps.counts.fill(slot, counts, seen)
-
     def _lineup(self, behind: DeviceFlight, plan: StepPlan, q_len: int) -> Lineup:
         order, sampled, at = _placed(plan.decode, behind, q_len)
         rules = StepRules(sampled, self._slots.assign([s.request for s in sampled]))
@@ -296,6 +293,19 @@ class DeviceRunner:
             self._followers.score(n_tokens, rows)
         final = self._steps.space.tokens(n_tokens).final
         return self._steps.prompts.score(final, rows, tokens, k)
+
+
+def _fill_counts(
+    counts: PenaltyCounts,
+    followers: EngineFollowers | None,
+    slot: int,
+    counted: npt.NDArray[Any],
+    seen: npt.NDArray[Any],
+) -> None:
+    """Fill a request's place on all ranks."""
+    if followers is not None:
+        followers.penalise(slot, counted, seen)
+    counts.fill(slot, counted, seen)
 
 
 def _is_scored(chunk: PrefillChunk) -> bool:

@@ -1,0 +1,134 @@
+"""How the next step gets under way: planned, its KV imported, and given to what computes it.
+
+Owns when there is one, and the order of a launch. It comes behind a step that has landed, or, over
+a device, behind one that has not, when it goes on with who is in that. Knows no row and no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from baton_worker.engine.draft_count import DraftCount
+from baton_worker.engine.kv.pool import clear_blocks
+from baton_worker.engine.parts import EngineParts
+from baton_worker.engine.progress import Progress
+from baton_worker.engine.scheduling.kv_ahead import KvAhead
+from baton_worker.engine.scheduling.kv_transfers import PULL_WAIT_SECONDS, KvTransfers
+from baton_worker.engine.scheduling.plans import StepPlan
+from baton_worker.engine.scheduling.request_book import RequestBook
+from baton_worker.engine.step.in_flight import (
+    AheadRunner,
+    Flight,
+    InFlightStep,
+    Running,
+    StepLauncher,
+    positions_of,
+)
+from baton_worker.identity import RequestKey
+
+
+@dataclass(slots=True, eq=False)
+class Launches:
+    """See the module.
+
+    Attributes:
+        overlap: a step is computed while the caller does something else.
+        clock: monotonic seconds.
+    """
+
+    parts: EngineParts
+    overlap: bool
+    drafts: DraftCount
+    requests: RequestBook
+    transfers: KvTransfers
+    pulls: KvAhead
+    progress: Progress
+    clock: Callable[[], float]
+    _ahead: AheadRunner | None = field(init=False)
+    _launcher: StepLauncher = field(init=False)
+
+    def __post_init__(self) -> None:
+        runner = self.parts.runner
+        self._ahead = runner if self.overlap and isinstance(runner, AheadRunner) else None
+        self._launcher = StepLauncher(self.overlap and self._ahead is None)
+
+    def can_launch(self) -> bool:
+        """Whether a step would do anything."""
+        return self.parts.scheduler.can_progress(self.drafts.model_steps)
+
+    def launch(self) -> InFlightStep:
+        """Plan a step, import some KV of handoffs (they decode once all is in), run."""
+        started, n_draft = self.clock(), self.drafts.count
+        if not self.can_launch():
+            self.pulls.wait(PULL_WAIT_SECONDS)
+        self.pulls.settle()
+        plan = self.parts.scheduler.plan(self.drafts.model_steps)
+        self._clear_new_blocks()
+        for request in plan.admitted:
+            if request.admitted_at is None:
+                request.admitted_at = started
+        positions = positions_of(plan)  # before it runs: that changes where they stand
+        imported = self.transfers.import_some(plan.imports, may_wait=not plan.has_rows)
+        return InFlightStep(
+            plan=plan,
+            n_draft=n_draft,
+            started=started,
+            imports=imported.complete,
+            refused=imported.refused,
+            positions=positions,
+            running=self._run(plan, n_draft, tuple(positions)),
+        )
+
+    def may_follow(self, before: InFlightStep) -> bool:
+        """Whether a step might be launched behind one before that has landed."""
+        is_ours = self._ahead is not None and before.running.flight is not None
+        return is_ours and any(self.parts.scheduler.going_on(before.plan, self.requests.endings))
+
+    def launch_behind(self, before: InFlightStep) -> InFlightStep | None:
+        """Launch the step behind one that has not landed, if the device can know what it feeds."""
+        started, n_draft = self.clock(), self.drafts.count
+        if before.running.flight is None or n_draft != before.n_draft:
+            return None
+        self.pulls.settle()
+        plan = self.parts.scheduler.plan_ahead(
+            before.plan, self.requests.endings, n_draft, self.drafts.model_steps
+        )
+        if plan is None:
+            return None
+        self._clear_new_blocks()
+        flight = self._start_behind(before.running.flight, plan, n_draft)
+        if flight is None:  # the blocks that the plan took stay with who will need them next
+            return None
+        return InFlightStep(
+            plan=plan,
+            n_draft=n_draft,
+            started=started,
+            running=self._flying(flight),
+            is_ahead=True,
+        )
+
+    def _clear_new_blocks(self) -> None:
+        clear_blocks(self.parts.pool, self.parts.allocator.take_uncleared())
+
+    def _run(self, plan: StepPlan, n_draft: int, keys: tuple[RequestKey, ...]) -> Running:
+        if not self.overlap:  # it is run here
+            self.progress.stepping(plan.most_tokens, keys)
+        if not plan.has_rows:
+            return self._launcher.launch(None)
+        if self._ahead is None:
+            return self._launcher.launch(partial(self.parts.runner.run, plan, n_draft))
+        with self.progress.launching(plan.most_tokens, keys):
+            return self._flying(self._ahead.start(plan, n_draft))
+
+    def _start_behind(self, before: Flight, plan: StepPlan, n_draft: int) -> Flight | None:
+        assert self._ahead is not None, "whose flight it is"
+        with self.progress.launching(plan.most_tokens, tuple(positions_of(plan))):
+            flight: Flight | None = self._ahead.start_ahead(before, plan, n_draft)
+            if flight is None:
+                self.progress.gave_up()
+            return flight
+
+    def _flying(self, flight: Flight) -> Running:
+        return Running(partial(flight.landed, self.requests.holds), flight.layers, flight)
