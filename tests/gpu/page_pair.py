@@ -1,10 +1,11 @@
 """Write docs/benchmarks/several-gpus.md from battery_two's JSON: every number is the run's.
 
     python tests/gpu/page_pair.py docs/benchmarks/results/several-gpus-h100.json docs
+        [--part kills=FILE ...] [--ratios FILE ...]
 
-bench_pair's own JSON does as well. Draws the picture too. Owns the goals of a pair and the order of
-its page; what a run lacks is named. What bounds a goal that is missed is written by hand in
-page_pair_bounds.md, under the goal's subject.
+bench_pair's own JSON does as well, and parts that it lacks may be other runs'. Draws the picture
+too. Owns the goals of a pair and the order of its page; what a run lacks is named. What bounds a
+goal that is missed is written by hand in page_pair_bounds.md, under the goal's subject.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +89,8 @@ costs.
 stood on the same two GPUs, one of them at work at a time. All of it is what clients see: gateway,
 workers, SSE streams, times taken where the bytes arrive. In brackets stands what a number lies
 between 19 times in 20, by order statistics; "?" where so few values do not bound it."""
+FULL_LAYERS = {"qwen3-8b": 36}
+"""Of a model whose every layer was run nothing is said."""
 MODELS = {"qwen3-8b": "Qwen3-8B's shape, random bfloat16 weights", "tiny": "The tiny model"}
 
 
@@ -191,10 +194,11 @@ a step count as one draw.
 
 
 def _helped(found: Sequence[Record]) -> str:
-    """Return what decode computed of the prompts, after an empty line; "" where none is told."""
+    """Return what decode computed itself, after an empty line; "" where none is told."""
     told = [
-        f"{one['by_decode']:.0f} of the {one['prompts']} prompts were computed by decode, in "
-        f"chunks of\n{one['decode_chunk']:,} beside its streams ({_way(one)})."
+        f"Of {one['by_decode'] + one['handoff']['count']:.0f} prompts, those that the streams begin"
+        f"\nwith among them, {one['by_decode']:.0f} were computed by decode, in chunks of "
+        f"{one['decode_chunk']:,} beside its\nstreams ({_way(one)})."
         for one in found
         if _helps(one)
     ]
@@ -202,7 +206,7 @@ def _helped(found: Sequence[Record]) -> str:
 
 
 def _helps(one: Record) -> bool:
-    return "by_decode" in one
+    return "by_decode" in one and "handoff" in one
 
 
 def _queued(found: Sequence[Record]) -> str:
@@ -391,19 +395,20 @@ def _handoff(told: Record) -> list[str]:
     ]
 
 
-SECTIONS = (
-    first_token,
-    page_pair_more.handed_over,
-    steady,
-    scored,
-    exact,
-    page_pair_more.killed,
-    handoffs,
-    page_pair_more.pulled,
-    page_pair_more.pulled_by_nixl,
-    page_pair_more.summed,
-    page_pair_more.started,
-)
+SECTIONS = {
+    first_token: "ttft",
+    page_pair_more.handed_over: "ttft",
+    steady: "steady",
+    scored: "logprobs",
+    exact: "exact",
+    page_pair_more.killed: "kills",
+    handoffs: "ttft",
+    page_pair_more.pulled: "pull",
+    page_pair_more.pulled_by_nixl: "pull_nixl",
+    page_pair_more.summed: "rank_sum",
+    page_pair_more.started: "starts",
+}
+"""In the page's order, with the part that each is of."""
 
 
 def not_measured(record: Record, has: Container[str]) -> str:
@@ -427,10 +432,62 @@ class Ratios(NamedTuple):
         return page_pair_more.ratios(self.record, where, self.results, card)
 
 
+class Part(NamedTuple):
+    """A part of another run: bench_pair's or a program's own JSON, and how the page links to it."""
+
+    name: str
+    record: Record
+    results: str
+
+    @property
+    def value(self) -> Any:
+        """What the run would have under the part's name."""
+        value = self.record.get(self.name)
+        if self.name == "exact":
+            of = self.record
+            cut = {} if of["layers"] == FULL_LAYERS.get(of["model"]) else {"layers": of["layers"]}
+            return [one | cut for one in value or ()]
+        return value if isinstance(value, dict) else dict(self.record)
+
+    @property
+    def told(self) -> str:
+        """Which run it is."""
+        return f"[at {self.record['commit']}]({self.results})"
+
+
+def with_parts(record: Record, parts: Sequence[Part]) -> dict[str, Any]:
+    """Return a run with what it lacks of others; answers of several runs stand together.
+
+    Raises:
+        ValueError: the run has the part itself.
+    """
+    whole = dict(record)
+    for part in parts:
+        if record.get(part.name):
+            raise ValueError(f"{part.name}: the run has it itself")
+        value, before = part.value, whole.get(part.name)
+        whole[part.name] = [*(before or ()), *value] if isinstance(value, list) else value
+    return whole
+
+
+def _of_its_run(text: str, parts: Sequence[Part]) -> str:
+    """Return a section that says below its heading which run it is of."""
+    if not (text and parts):
+        return text
+    heading, rest = text.split("\n\n", 1)
+    runs = ", ".join(part.told for part in parts)
+    return f"{heading}\n\nNot of the run above: {runs}.\n\n{rest}"
+
+
 def page(
-    record: Record, results: str, written: str | None = None, ratios: Sequence[Ratios] = ()
+    record: Record,
+    results: str,
+    written: str | None = None,
+    ratios: Sequence[Ratios] = (),
+    parts: Sequence[Part] = (),
 ) -> str:
     """Return the page; `written` holds the hand-written words, page_pair_bounds.md's by default."""
+    record = with_parts(record, parts)
     run = Run(record)
     head = HEAD.format(
         machine=machine(record["machine"]),
@@ -439,19 +496,39 @@ def page(
         model=MODELS.get(record["model"], record["model"]),
         results=results,
     )
-    sections = [section(run) for section in SECTIONS]
+    sections = [
+        _of_its_run(section(run), [one for one in parts if one.name == part])
+        for section, part in SECTIONS.items()
+    ]
     words = bounds_of(BOUNDS.read_text() if written is None else written)
     told = goals(run) if run.goals else ""
-    parts = [head, told, bounding(run, words), *sections]
+    texts = [head, told, bounding(run, words), *sections]
     has = {part for part in MISSING if record.get(part)} | ({"ratios"} if ratios else set())
-    parts += [one.section(is_first=one is ratios[0]) for one in ratios]
-    parts.append(not_measured(record, has))
-    return "\n\n".join(part for part in parts if part) + "\n"
+    texts += [one.section(is_first=one is ratios[0]) for one in ratios]
+    texts.append(not_measured(record, has))
+    return "\n\n".join(text for text in texts if text) + "\n"
 
 
 def problems(record: Any) -> list[str]:
     """Return what is wrong with a run's JSON."""
     return list(RECORD("", record))
+
+
+PARTS = ("exact", "kills", "pull", "pull_nixl", "rank_sum")
+"""What another run may have measured."""
+
+
+def of_part(name: str) -> Callable[[Any], list[str]]:
+    """Return what finds what is wrong with the head of another run's JSON."""
+    needs = Group({"commit": TEXT} | ({"layers": WHOLE, "model": TEXT} if name == "exact" else {}))
+    return lambda told: list(needs("", told))
+
+
+def _named(word: str) -> tuple[str, Path]:
+    name, found, path = word.partition("=")
+    if not found or name not in PARTS:
+        raise argparse.ArgumentTypeError(f"{word!r} is not NAME=FILE, NAME of {', '.join(PARTS)}")
+    return name, Path(path)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -461,9 +538,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("docs", type=Path)
     parser.add_argument("--ratios", type=Path, action="append", default=[],
                         help="bench_ratios' JSON, there too; again for another run")  # fmt: skip
+    parser.add_argument("--part", type=_named, action="append", default=[], metavar="NAME=FILE",
+                        help="a part that it lacks, of another run; exact: of several")  # fmt: skip
     options = parser.parse_args(words)
     benchmarks = options.docs / "benchmarks"
-    for path in (options.results, *options.ratios):
+    for path in (options.results, *options.ratios, *(path for _, path in options.part)):
         if not path.resolve().is_relative_to(benchmarks.resolve()):
             parser.error(f"{path} is not in {benchmarks}, and the page links to it")
 
@@ -476,9 +555,13 @@ def main(words: Sequence[str] | None = None) -> None:
             Ratios(read(path, lambda told: list(page_pair_more.RATIOS("", told))), linked(path))
             for path in options.ratios
         ]
+        parts = [Part(name, read(path, of_part(name)), linked(path)) for name, path in options.part]
+        wrong = problems(with_parts(record, parts))
+        if wrong:
+            raise ValueError(f"with the parts of other runs: {wrong[0]}")
     except ValueError as error:
         sys.exit(f"[page] {error}")
-    text = page(record, linked(options.results), ratios=ratios)
+    text = page(record, linked(options.results), ratios=ratios, parts=parts)
     if drawn := picture(record.get("steady") or ()):
         images = options.docs / "images"
         images.mkdir(parents=True, exist_ok=True)

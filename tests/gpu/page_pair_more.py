@@ -206,7 +206,7 @@ def pulled(run: Run) -> str:
     head = ["what", "ms", "GB/s", "apart, ms", "apart, GB/s (goal)"]
     return f"""## Reading another process's pool
 
-`tests/bench/gpu/bench_pull.py` in the same run, on {told["gpu"]}: scattered blocks of 16 tokens,
+`tests/bench/gpu/bench_pull.py` on {told["gpu"]}: scattered blocks of 16 tokens,
 pulled by one call. *Apart*: by a process without privileges in PID, IPC, network, UTS and mount
 namespaces of its own. PyTorch's copy within one process: {told["copy_gb_per_s"]:.0f} GB/s.
 

@@ -140,14 +140,19 @@ def test_a_pair_whose_decode_helps_stands_beside_the_pair_where_a_run_has_it(
     record: dict[str, Any],
 ) -> None:
     without = page_pair.page(record, "results/x.json")
-    assert "decode helps" not in without
-    more = {"by_decode": 7.0, "decode_chunk": 512, "ttft_p50": quantile(0.3)}
+    assert "1P+1D, decode helps" not in without
+    more = {
+        "by_decode": 7.0,
+        "decode_chunk": 512,
+        "handoff": handoff(11.0),
+        "ttft_p50": quantile(0.3),
+    }
     record["steady"].insert(1, steady("1P+1D, decode helps", 2048, 0.024, 6450.0, **more))
     assert page_pair.problems(record) == []
     text = page_pair.page(record, "results/x.json")
     for row in (
         "| 1P+1D, decode helps, chunks of 2,048 | 20.0 | 10.00 (9.00 to 11.00) | 24.00 (? to ?) |",
-        "7 of the 56 prompts were computed by decode, in chunks of\n512 beside its streams",
+        "Of 18 prompts, those that the streams begin\nwith among them, 7 were computed by decode",
         "| 1P+1D, decode helps, over | gap p99 |",
         "| 2 mixed, chunks of 2,048 | 0.30 (0.35: met) | 0.99 (0.95: met) | 0.75 (1.00: met) |",
         "| p99 of gaps, the pair whose decode helps over 2 mixed, chunks of 2,048 | <= 0.35 |",
@@ -246,5 +251,58 @@ def test_the_run_that_is_kept_makes_the_page_that_is_kept() -> None:
     assert page_pair.problems(kept) == []
     names = ("results/gpu-ratios-h100x4.json", "results/gpu-ratios-ranks-h200x4.json")
     told = [page_pair.Ratios(json.loads((docs / name).read_text()), name) for name in names]
-    page = page_pair.page(kept, "results/several-gpus-h100.json", ratios=told)
+    of_others = [
+        page_pair.Part(name, json.loads((docs / file).read_text()), file)
+        for name, file in (
+            ("exact", "results/exact-h100x2.json"),
+            ("exact", "results/exact-ways-h100x2.json"),
+            ("kills", "results/kills-h100x2.json"),
+            ("pull", "results/pull-h100x2.json"),
+        )
+    ]
+    page = page_pair.page(kept, "results/several-gpus-h100.json", ratios=told, parts=of_others)
     assert page == (docs / "several-gpus.md").read_text()
+
+
+def test_a_part_of_another_run_is_told_with_its_commit_and_its_numbers(
+    record: dict[str, Any], tmp_path: Path
+) -> None:
+    part, answers = record.pop("kills"), record.pop("exact")
+    assert "Workers that are killed" not in page_pair.page(record, "results/x.json")
+    parts = [
+        page_pair.Part("kills", part | {"commit": "abc"}, "results/kills.json"),
+        page_pair.Part(
+            "exact",
+            {"commit": "def", "model": "qwen3-8b", "layers": 18, "exact": answers[:1]},
+            "results/some.json",
+        ),
+        page_pair.Part(
+            "exact",
+            {"commit": "0ab", "model": "qwen3-8b", "layers": 36, "exact": answers[1:]},
+            "results/all.json",
+        ),
+    ]
+    text = page_pair.page(record, "results/x.json", parts=parts)
+    killed = "## Workers that are killed\n\nNot of the run above: [at abc](results/kills.json).\n"
+    assert killed in text
+    assert "[at def](results/some.json), [at 0ab](results/all.json)." in text
+    assert "18 layers" in text
+    assert "36 layers" not in text
+    with pytest.raises(ValueError, match="kills: the run has it itself"):
+        page_pair.with_parts(record | {"kills": part}, parts)
+
+
+def test_a_part_without_its_commit_or_of_no_name_is_refused(
+    record: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "docs" / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    part = record.pop("kills")
+    (results / "x.json").write_text(json.dumps(record))
+    (results / "kills.json").write_text(json.dumps(part))
+    words = [str(results / "x.json"), str(tmp_path / "docs"), "--part"]
+    with pytest.raises(SystemExit, match="commit is missing"):
+        page_pair.main([*words, f"kills={results / 'kills.json'}"])
+    with pytest.raises(SystemExit):
+        page_pair.main([*words, f"steady={results / 'kills.json'}"])
+    assert "NAME of exact, kills" in capsys.readouterr().err
