@@ -99,6 +99,7 @@ struct FewShare {
         m(m),
         n(n) {}
   __device__ bool IsWeightReadOnce() const { return row_tiles == 1; }
+  __device__ int WeightRow(const FewPlace& place) const { return place.weight_row; }
   __device__ int RowOfX(const FewPlace& place) const { return place.row; }
   __device__ FewPlace Place(int tile) const {
     const int columns = tile / row_tiles, row = (tile - columns * row_tiles) * rows;
@@ -141,10 +142,11 @@ __device__ void FewLoadWeight(const FewRing<kTileN>& ring, const CUtensorMap* ma
     }
     uint64_t* const barrier = ring.has_weight + turn.s;
     ExpectBytes(barrier, kBoxes * ring.kWeightBytes);
+    const int first_row = share.WeightRow(turn.place);
     for (int part_of_box = 0; part_of_box < kBoxes * kParts; ++part_of_box) {
       const int box = part_of_box / kParts, part = part_of_box % kParts;
       const int column = (turn.k * kBoxes + box) * kBoxColumns;
-      const int row = turn.place.weight_row + part * share.n;
+      const int row = first_row + part * share.n;
       uint8_t* to = ring.Weight(turn.s, box) + part * (ring.kWeightBytes / kParts);
       // Without a hint where it is read again: with one of evict_normal experts' products of many
       // rows took a twentieth longer on an H100, a seventh on an H200.
@@ -183,6 +185,7 @@ __device__ void FewLoadRows(const FewRing<kTileN>& ring, const CUtensorMap* map,
 template <int kTileN, bool kGated>
 struct FewTile {
   static constexpr bool kIsTurned = false;
+  static constexpr int kRows = 0;  // any number
   float sums[kTileN / 2];
 
   // What is read of a stage, from its begin on: of the last box of x as many rows as wgmma has.
@@ -225,13 +228,15 @@ __device__ void FewConsume(const FewRing<kTileN>& ring, const Share& share,
     int last = 0;
     ForEachTurn<Share::kAreLoopsShort>(0, share.steps, [&](int k) {
       const UniformDescriptor first_x(ring.X(turn.s, 0)), first_weight(ring.Weight(turn.s, 0));
+      // Where it is known as the code is made descriptors need no arithmetic between products.
+      const int rows = Tile::kRows ? Tile::kRows : ring.rows;
       Await(ring.has_weight + turn.s, turn.phase);
       Await(ring.has_rows + turn.s, turn.phase);
       tile.Settle();
       FenceProducts();
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
-        const uint64_t x = first_x.Behind(box * ring.rows * kBoxRowBytes);
+        const uint64_t x = first_x.Behind(box * rows * kBoxRowBytes);
         const uint64_t weight = first_weight.Behind(box * ring.kWeightBytes);
 #pragma unroll
         for (int i = 0; i < 4; ++i) tile.Multiply(x, weight, i, (k | box | i) != 0);
