@@ -139,6 +139,8 @@ FOUND = {
 OF_WHO_IS_LAST = {
     "x is multiplied before it has come": (2, range(160, 161)),
     "the weight is multiplied before it has come": (2, range(128, 129)),
+    "a stage is there without its rows": (2, range(160, 161)),
+    "a stage is there without its weight": (2, range(128, 129)),
     "one warpgroup gives stages back for all": (12, range(256, 384)),
 }
 """By fault: a way and threads that show it where they come last."""
