@@ -85,8 +85,8 @@ class DecodeConsumer : DecodeWork {
 
   __device__ __forceinline__ void Compute(const __nv_bfloat16* q, __nv_bfloat16* out) {
     ClearQueries<2 * kQueryHalfBytes>();
-    WaitForEarlierGrids();
     shared_.contexts.ForEachRun(shape_.rows, keys_.kv_heads, [&](const Run& run) {
+      const DecodeMerge merge(left_, shape_, shared_.contexts, run);
       LoadQueries<kQueryHalfBytes>(run, q);
       position_ = run.context - shape_.queries + row_ / shape_.heads_a_kv;
       SoftmaxRow all;
@@ -105,7 +105,7 @@ class DecodeConsumer : DecodeWork {
         Store(run, all, out);
       } else {
         if (run.first == 0) Leave(all, [&](int j) { return total_[j]; }, left_.slots - 1);
-        Bring(run, out);
+        Bring(run, merge, out);
       }
     });
   }

@@ -47,8 +47,8 @@ class DecodeFewConsumer : DecodeWork {
 
   __device__ __forceinline__ void Compute(const __nv_bfloat16* q, __nv_bfloat16* out) {
     ClearQueries<sizeof(few_.q)>();
-    WaitForEarlierGrids();
     shared_.contexts.ForEachRun(shape_.rows, keys_.kv_heads, [&](const Run& run) {
+      const DecodeMerge merge(left_, shape_, shared_.contexts, run);
       LoadQueries<DecodeFewShared::kHalf>(run, q);
       position_ = run.context - shape_.queries + row_ / shape_.heads_a_kv;
       SoftmaxRow all;
@@ -66,7 +66,7 @@ class DecodeFewConsumer : DecodeWork {
         Store(run, all, out);
       } else {
         if (run.first == 0) Leave(all, total_, left_.slots - 1);
-        Bring(run, out);
+        Bring(run, merge, out);
       }
     });
   }

@@ -29,7 +29,8 @@ struct DecodeLeft {
   }
 };
 
-// Merges all splits of a context and head, of which the first `merged` are, by four warps.
+// Merges all splits of a context and head, of which the first `merged` are, by four warps. Where
+// they lie is known before any is there: each lane looks up one part's place for all.
 class DecodeMerge {
  public:
   __device__ DecodeMerge(const DecodeLeft& left, const DecodeShape& shape, const Contexts& contexts,
@@ -39,7 +40,8 @@ class DecodeMerge {
         used_(shape.UsedRows()),
         item_(run.item - run.first),
         merged_(contexts.InFirstRun(run)),
-        parts_(run.splits - merged_ + 1) {}
+        parts_(run.splits - merged_ + 1),
+        first_place_(Place(min(static_cast<int>(threadIdx.x % 32), parts_ - 1))) {}
 
   // Calls store(row, lane, the four elements of the lane) with each used row. What takes time is
   // waiting for memory and for instructions, which a step's other kernels have driven out: so few
@@ -69,8 +71,7 @@ class DecodeMerge {
   }
 
   // Every fourth row from one on, kRows of them, by a warp: four elements of each a lane. Loads of
-  // all rows of `kAtOnce` splits are under way together, and each lane looks up one part's place
-  // for all.
+  // all rows of `kAtOnce` splits are under way together.
   template <int kRows, int kAtOnce, class Store>
   __device__ __forceinline__ void MergeRows(int first_row, Store store) const {
     const int lane = threadIdx.x % 32;
@@ -78,7 +79,8 @@ class DecodeMerge {
     float4 made_so_far[kRows]{};
 #pragma unroll 1
     for (int from = 0; from < parts_; from += kAtOnce) {
-      const uint32_t place = Place(min(from + lane % kAtOnce, parts_ - 1));
+      const uint32_t place =
+          from == 0 ? first_place_ : Place(min(from + lane % kAtOnce, parts_ - 1));
       SoftmaxRow next[kAtOnce * kRows];
       float4 next_made[kAtOnce * kRows];
 #pragma unroll
@@ -89,14 +91,22 @@ class DecodeMerge {
         next[i].sum = __ldcg(left_.sums + at * 4 + lane % 4);
         next_made[i] = __ldcg(reinterpret_cast<float4*>(left_.made) + at * (kHeadDim / 4) + lane);
       }
+      // Chosen, not branched around: else the compiler puts each load behind its branch, where it
+      // waits for the one before.
 #pragma unroll
       for (int i = 0; i < kAtOnce * kRows; ++i) {
-        if (from + i / kRows >= parts_) break;
-        const Merge both(all[i % kRows], next[i]);
+        const bool is_there = from + i / kRows < parts_;
+        SoftmaxRow& row = all[i % kRows];
+        SoftmaxRow merged = row;
+        const Merge both(merged, next[i]);
+        row.top = is_there ? merged.top : row.top;
+        row.sum = is_there ? merged.sum : row.sum;
         const float4 more = next_made[i];
         float4& sum = made_so_far[i % kRows];
-        sum = make_float4(both.Sum(sum.x, more.x), both.Sum(sum.y, more.y), both.Sum(sum.z, more.z),
-                          both.Sum(sum.w, more.w));
+        sum.x = is_there ? both.Sum(sum.x, more.x) : sum.x;
+        sum.y = is_there ? both.Sum(sum.y, more.y) : sum.y;
+        sum.z = is_there ? both.Sum(sum.z, more.z) : sum.z;
+        sum.w = is_there ? both.Sum(sum.w, more.w) : sum.w;
       }
     }
 #pragma unroll
@@ -112,6 +122,7 @@ class DecodeMerge {
   const DecodeLeft& left_;
   const Contexts& contexts_;
   const int used_, item_, merged_, parts_;
+  const uint32_t first_place_;
 };
 
 }  // namespace baton_ops::cuda

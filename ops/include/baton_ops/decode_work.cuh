@@ -59,7 +59,7 @@ class DecodeWork {
   }
 
   // Row r of the queries is the product's row r / 8 * 16 + r % 8; kHalfBytesOfAll from one half of
-  // all rows to the other.
+  // all rows to the other. Waits for earlier grids, by those who read what these write.
   template <int kHalfBytesOfAll>
   __device__ __forceinline__ void LoadQueries(const Run& run, const __nv_bfloat16* q) {
     Sync();
@@ -68,8 +68,10 @@ class DecodeWork {
     for (int i = threadIdx.x; i < shape_.UsedRows() * 16; i += kDecodeConsumers) {
       const int row = i / 16, to = row / 8 * 16 + row % 8, chunk = i % 16;
       uint8_t* at = shared_.q + chunk / 8 * kHalfBytesOfAll + to * 128;
+      const __nv_bfloat16* from = q + Element(run, row) + chunk * 8;
+      WaitForEarlierGrids();  // behind all that is known without
       *reinterpret_cast<uint4*>(at + ((chunk ^ row) % 8) * 16) =
-          *reinterpret_cast<const uint4*>(q + Element(run, row) + chunk * 8);
+          *reinterpret_cast<const uint4*>(from);
     }
     PublishShared();
     Sync();
@@ -86,22 +88,24 @@ class DecodeWork {
   }
 
   // Says that the splits of a run are there; who brings the last ones merges them all.
-  __device__ __forceinline__ void Bring(const Run& run, __nv_bfloat16* out) {
-    __threadfence();
+  __device__ __forceinline__ void Bring(const Run& run, const DecodeMerge& merge,
+                                        __nv_bfloat16* out) {
     Sync();
     if (threadIdx.x == 0) {
+      __threadfence();  // what the block left is seen before the count; what others did, behind it
       int* brought = left_.brought + run.row * keys_.kv_heads + run.head;
       const int count = run.last - run.first;
       shared_.is_last = atomicAdd(brought, count) + count == run.splits;
-      if (shared_.is_last) *brought = 0;
+      if (shared_.is_last) {
+        __threadfence();
+        *brought = 0;
+      }
     }
     Sync();
     if (!shared_.is_last) return;
-    __threadfence();
-    DecodeMerge(left_, shape_, shared_.contexts, run)
-        .ForEachRow([&](int row, int lane, uint2 four) {
-          *reinterpret_cast<uint2*>(out + Element(run, row) + lane * 4) = four;
-        });
+    merge.ForEachRow([&](int row, int lane, uint2 four) {
+      *reinterpret_cast<uint2*>(out + Element(run, row) + lane * 4) = four;
+    });
   }
 
   DecodeShared& shared_;

@@ -20,6 +20,7 @@ template <int kTileN, bool kGated>
 struct FewTurnedTile {
   static_assert(kTileN <= kTurnedMostN);
   static constexpr bool kIsTurned = true;
+  static constexpr int kRows = kTurnedRows;  // that are loaded
   static constexpr int kStep = kGated ? kTileN / 2 : kFewRows;
   static constexpr int kParts = kGated ? 2 : (kTileN + kFewRows - 1) / kFewRows;
   float sums[kParts][4];

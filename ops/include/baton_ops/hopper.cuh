@@ -46,18 +46,36 @@ __device__ __forceinline__ void ExpectBytes(uint64_t* barrier, int bytes) {
       : "memory");
 }
 
-__device__ __forceinline__ void Await(uint64_t* barrier, int parity) {
+// By a barrier's address in shared memory, or by itself.
+__device__ __forceinline__ void AwaitAt(uint32_t barrier, int parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}\n" ::"r"(SharedAddress(barrier)),
+      "@!done bra again;\n}\n" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
-
-__device__ __forceinline__ void Arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+__device__ __forceinline__ void Await(uint64_t* barrier, int parity) {
+  AwaitAt(SharedAddress(barrier), parity);
 }
+
+// Whether there is nothing to wait for.
+__device__ __forceinline__ bool HasComeAt(uint32_t barrier, int parity) {
+  uint32_t has_come;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;\n}\n"
+      : "=r"(has_come)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return has_come != 0;
+}
+
+__device__ __forceinline__ void ArriveAt(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void Arrive(uint64_t* barrier) { ArriveAt(SharedAddress(barrier)); }
 
 // Where in a ring of stages someone is, and the parity of its barriers' phase there.
 template <int kStages>
@@ -152,9 +170,11 @@ class UniformDescriptor {
  public:
   __device__ __forceinline__ explicit UniformDescriptor(const void* p)
       : low_(__shfl_sync(~0u, static_cast<uint32_t>(Descriptor(p)), 0)) {}
-  __device__ __forceinline__ uint64_t Behind(int bytes) const {
+  __device__ __forceinline__ uint64_t Behind(int bytes) const { return BehindVectors(bytes >> 4); }
+  // By how many times 16 bytes: what is added to that is added where it is uniform.
+  __device__ __forceinline__ uint64_t BehindVectors(int count) const {
     constexpr uint64_t kHigh = uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
-    return kHigh | (low_ + static_cast<uint32_t>(bytes >> 4));
+    return kHigh | (low_ + static_cast<uint32_t>(count));
   }
 
  private:

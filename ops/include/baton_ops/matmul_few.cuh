@@ -99,6 +99,7 @@ struct FewShare {
         m(m),
         n(n) {}
   __device__ bool IsWeightReadOnce() const { return row_tiles == 1; }
+  __device__ int WeightRow(const FewPlace& place) const { return place.weight_row; }
   __device__ int RowOfX(const FewPlace& place) const { return place.row; }
   __device__ FewPlace Place(int tile) const {
     const int columns = tile / row_tiles, row = (tile - columns * row_tiles) * rows;
@@ -141,10 +142,11 @@ __device__ void FewLoadWeight(const FewRing<kTileN>& ring, const CUtensorMap* ma
     }
     uint64_t* const barrier = ring.has_weight + turn.s;
     ExpectBytes(barrier, kBoxes * ring.kWeightBytes);
+    const int first_row = share.WeightRow(turn.place);
     for (int part_of_box = 0; part_of_box < kBoxes * kParts; ++part_of_box) {
       const int box = part_of_box / kParts, part = part_of_box % kParts;
       const int column = (turn.k * kBoxes + box) * kBoxColumns;
-      const int row = turn.place.weight_row + part * share.n;
+      const int row = first_row + part * share.n;
       uint8_t* to = ring.Weight(turn.s, box) + part * (ring.kWeightBytes / kParts);
       // Without a hint where it is read again: with one of evict_normal experts' products of many
       // rows took a twentieth longer on an H100, a seventh on an H200.
@@ -183,6 +185,7 @@ __device__ void FewLoadRows(const FewRing<kTileN>& ring, const CUtensorMap* map,
 template <int kTileN, bool kGated>
 struct FewTile {
   static constexpr bool kIsTurned = false;
+  static constexpr int kRows = 0;  // any number
   float sums[kTileN / 2];
 
   // What is read of a stage, from its begin on: of the last box of x as many rows as wgmma has.
@@ -210,42 +213,98 @@ struct FewTile {
   }
 };
 
+// Where in the ring a warpgroup is. Between a stage's last product and the next one's first nothing
+// is multiplied, so all that is the same for every stage is computed once, and what the next one
+// needs while the one before is multiplied.
+template <class Tile, int kTileN>
+class FewStage {
+ public:
+  __device__ __forceinline__ explicit FewStage(const FewRing<kTileN>& ring)
+      : stages_(ring.stages),
+        rows_(ring.rows),
+        has_weight_(__shfl_sync(~0u, SharedAddress(ring.has_weight), 0)),
+        x_(ring.X(0, 0)),
+        weight_(ring.Weight(0, 0)) {}
+
+  // Waits for it, unless it was there when the one before was advanced from.
+  __device__ __forceinline__ void Wait() const {
+    if (is_there_) return;
+    AwaitAt(Barrier(0, s_), phase_);
+    AwaitAt(Barrier(1, s_), phase_);
+  }
+  __device__ __forceinline__ int Number() const { return s_; }
+  // Descriptors of its boxes.
+  __device__ __forceinline__ uint64_t X(int box) const {
+    return x_.BehindVectors(s_ * Vectors() + box * (Rows() * kBoxRowBytes / 16));
+  }
+  __device__ __forceinline__ uint64_t Weight(int box) const {
+    return weight_.BehindVectors(s_ * Vectors() + box * (FewRing<kTileN>::kWeightBytes / 16));
+  }
+  __device__ __forceinline__ void Advance() {
+    if (++s_ == stages_) {
+      s_ = 0;
+      phase_ ^= 1;
+    }
+    is_there_ = HasComeAt(Barrier(0, s_), phase_) && HasComeAt(Barrier(1, s_), phase_);
+  }
+  // Gives a stage back.
+  __device__ __forceinline__ void Release(int s) const {
+    if (threadIdx.x == 0) ArriveAt(Barrier(2, s));
+  }
+
+ private:
+  __device__ __forceinline__ int Rows() const { return Tile::kRows ? Tile::kRows : rows_; }
+  __device__ __forceinline__ int Vectors() const {
+    return FewRing<kTileN>::StageBytes(Rows()) / 16;
+  }
+  // A ring's: of its weight, of its rows, of that it is empty.
+  __device__ __forceinline__ uint32_t Barrier(int which, int s) const {
+    return has_weight_ + (which * kFewMostStages + s) * static_cast<int>(sizeof(uint64_t));
+  }
+
+  const int stages_, rows_;
+  const uint32_t has_weight_;
+  const UniformDescriptor x_, weight_;
+  int s_ = 0, phase_ = 0;
+  bool is_there_ = false;
+};
+
 // Writes follow reads of x, and these the kernel before: nothing here waits for that itself.
 template <class Tile, int kTileN, class Share>
 __device__ void FewConsume(const FewRing<kTileN>& ring, const Share& share,
                            const MatmulOutput& out) {
   constexpr int kBoxes = kFewBoxes<kTileN>;
-  FewTurn<Share> turn(share);
-  const auto release = [&](int s) {
-    if (threadIdx.x == 0) Arrive(ring.empty + s);
-  };
-  ForEachTurn<Share::kAreLoopsShort>(0, share.tiles, [&](int) {
-    const FewPlace place = turn.place;
+  FewStage<Tile, kTileN> stage(ring);
+  ForEachTurn<Share::kAreLoopsShort>(0, share.tiles, [&](int nth) {
+    const FewPlace place = share.Place(blockIdx.x + nth * gridDim.x);
     Tile tile;
     int last = 0;
     ForEachTurn<Share::kAreLoopsShort>(0, share.steps, [&](int k) {
-      const UniformDescriptor first_x(ring.X(turn.s, 0)), first_weight(ring.Weight(turn.s, 0));
-      Await(ring.has_weight + turn.s, turn.phase);
-      Await(ring.has_rows + turn.s, turn.phase);
+      stage.Wait();
+      const int s = stage.Number();
+      uint64_t x[kBoxes], weight[kBoxes];
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        x[box] = stage.X(box);
+        weight[box] = stage.Weight(box);
+      }
       tile.Settle();
       FenceProducts();
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
-        const uint64_t x = first_x.Behind(box * ring.rows * kBoxRowBytes);
-        const uint64_t weight = first_weight.Behind(box * ring.kWeightBytes);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) tile.Multiply(x, weight, i, (k | box | i) != 0);
+        for (int i = 0; i < 4; ++i) tile.Multiply(x[box], weight[box], i, (k | box | i) != 0);
+        if (box == (kBoxes - 1) / 2) stage.Advance();
       }
       CommitProducts();
       // One stage's products stay under way; what those before read may be overwritten.
       AwaitProducts<1>();
-      if (k > 0) release(last);
-      last = turn.s;
-      turn.Advance();
+      if (k > 0) stage.Release(last);
+      last = s;
     });
     AwaitProducts<0>();
     tile.Settle();
-    release(last);
+    stage.Release(last);
     MatmulOutput part = out;
     part.m = place.end_row;
     tile.Store(part, place);

@@ -38,16 +38,17 @@ template <int kTileN, bool kGated, bool kIsShort>
 struct GroupedShare {
   static constexpr bool kAreLoopsShort = kIsShort;
   static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
-  const int *starts, *before;  // in shared memory
+  const int *starts, *before;  // in shared memory; of one row `starts` are its outputs' groups
   int groups, row_tiles, tiles, steps, stages, rows, n;
   bool is_one_row;  // of x, which every row of the output is made of
   bool is_weight_read_once;
   __device__ GroupedShare(const int* starts, const int* before, int groups, int n, int k,
-                          int stages, int rows, bool is_one_row, bool is_weight_read_once)
+                          int stages, int rows, int row_tiles, bool is_one_row,
+                          bool is_weight_read_once)
       : starts(starts),
         before(before),
         groups(groups),
-        row_tiles(before[groups]),
+        row_tiles(row_tiles),
         tiles(TilesOfBlock((n + kOutN - 1) / kOutN * row_tiles)),
         steps(BoxesAlong(k) / kFewBoxes<kTileN>),
         stages(stages),
@@ -57,10 +58,15 @@ struct GroupedShare {
         is_weight_read_once(is_weight_read_once) {}
   __device__ bool IsWeightReadOnce() const { return is_weight_read_once; }
   __device__ int RowOfX(const FewPlace& place) const { return is_one_row ? 0 : place.row; }
+  // By who loads it.
+  __device__ int WeightRow(const FewPlace& place) const {
+    return place.weight_row + (kGated && is_one_row ? starts[place.row] * 2 * n : 0);
+  }
   // Of a tile behind the last, which nobody loads: any.
   __device__ FewPlace Place(int tile) const {
     if (row_tiles == 0) return {};
     const int columns = tile / row_tiles, nth = tile - columns * row_tiles;
+    if (kGated && is_one_row) return {nth, nth + 1, columns * kOutN, columns * kOutN};
     int group = 0, end = groups;  // before[group] <= nth < before[end]
 #pragma unroll 1
     while (end - group > 1) {
@@ -73,6 +79,27 @@ struct GroupedShare {
     return {row, min(starts[group + 1], row + rows), column, group * weight_rows + column};
   }
 };
+
+// Writes to group_of[n] which group output n is of, where each has one or none, by a warp.
+__device__ __forceinline__ void FindGroups(const int32_t* starts, int groups, int* group_of) {
+  constexpr int kAtOnce = 4;
+  const int lane = threadIdx.x % kLanes;
+#pragma unroll 1
+  for (int from = 0; from < groups; from += kAtOnce * kLanes) {
+    int first[kAtOnce], next[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int g = min(from + i * kLanes + lane, groups - 1);
+      first[i] = __ldcg(starts + g);
+      next[i] = __ldcg(starts + g + 1);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first[i] < next[i]) group_of[first[i]] = min(from + i * kLanes + lane, groups - 1);
+    }
+  }
+  __syncwarp();
+}
 
 // Where the groups begin is written by an earlier grid: by the one before it, or, where they are
 // known as it starts, by one that was over when the one before it let grids start. Past its
@@ -92,25 +119,35 @@ __global__ __launch_bounds__(kFewThreads, 1) void MatmulGroupedKernel(
   if (threadIdx.x == kFewRowsThread) PrefetchMap(&map_x);
   const bool lets_first = kGated ? !are_few || are_known : are_few;
   if (lets_first) LetNextGridStart();
-  // By all threads at once: nothing can be loaded before this is there. Who waits for it does it
-  // for nobody before, whatever is there then: so its code is near when it counts.
+  // Of one row the number of tiles is known, and which group one is of matters to its weight alone.
+  const bool is_single = kGated && is_one_row;
+  const auto wait = [&] {
+    if (!are_known) WaitForEarlierGrids();
+    if (!lets_first) LetNextGridStart();
+  };
+  if (is_single) __syncthreads();
+  // Else by all threads at once: nothing can be loaded before this is there. Who waits for it does
+  // it for nobody before, whatever is there then: so its code is near when it counts.
 #pragma unroll 1
-  for (int turn = kGated && !are_known ? 0 : 1; turn < 2; ++turn) {
-    if (turn > 0) {
-      if (!are_known) WaitForEarlierGrids();
-      if (!lets_first) LetNextGridStart();
-    }
+  for (int turn = is_single ? 2 : kGated && !are_known ? 0 : 1; turn < 2; ++turn) {
+    if (turn > 0) wait();
 #pragma unroll 1
     for (int g = threadIdx.x; g <= groups; g += kFewThreads) begins[g] = __ldcg(starts + g);
     __syncthreads();
     if (threadIdx.x < kLanes) CountRowTiles(begins, groups, rows, before);
     __syncthreads();
   }
-  const GroupedShare<kTileN, kGated, Tile::kIsTurned> share(begins, before, groups, out.n, k,
-                                                            stages, rows, is_one_row, are_few);
+  const GroupedShare<kTileN, kGated, Tile::kIsTurned> share(
+      begins, before, groups, out.n, k, stages, rows, is_single ? out.m : before[groups],
+      is_one_row, are_few);
   if (threadIdx.x < kFewConsumers) {
     FewConsume<Tile>(ring, share, out);
-  } else if (threadIdx.x == kFewWeightThread) {
+  } else if (threadIdx.x < kFewRowsThread) {
+    if (is_single) {
+      wait();
+      FindGroups(starts, groups, begins);
+    }
+    if (threadIdx.x > kFewWeightThread) return;
     FewLoadWeight<kTileN, kGated>(ring, &map_weight, share, stages);
   } else if (threadIdx.x == kFewRowsThread) {
     FewLoadRows<kTileN, false>(ring, &map_x, share);

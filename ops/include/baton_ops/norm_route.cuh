@@ -77,20 +77,45 @@ __device__ __forceinline__ bool ScoreAll(const ChooseParams& p, NormRouteShared&
   return __syncthreads_or(has_nan) != 0;
 }
 
-// Chooses by a block, as ChooseExperts does: an expert is the n-th whom n others go before, the one
-// with more or, of equals, the lower number. All count at once; a best one after the other would
-// wait for each before it.
-__device__ __forceinline__ void TakeBest(const ChooseParams& p, NormRouteShared& shared) {
+// Who has the largest of a warp's keys, of equal ones the lowest: expert v * 32 + lane has key v of
+// the lane, in halves, for which a warp has instructions.
+template <int kEach>
+__device__ __forceinline__ int LargestOfWarp(const uint32_t (&high)[kEach],
+                                             const uint32_t (&low)[kEach], int lane) {
+  uint32_t most_high = 0, most_low = 0, id = kMostRouteExperts;
+#pragma unroll
+  for (int v = 0; v < kEach; ++v) most_high = max(most_high, high[v]);
+  most_high = __reduce_max_sync(kEveryLane, most_high);
+#pragma unroll
+  for (int v = 0; v < kEach; ++v) most_low = max(most_low, high[v] == most_high ? low[v] : 0);
+  most_low = __reduce_max_sync(kEveryLane, most_low);
+#pragma unroll
+  for (int v = kEach - 1; v >= 0; --v) {
+    if (high[v] == most_high && low[v] == most_low) id = v * kWarp + lane;
+  }
+  return static_cast<int>(__reduce_min_sync(kEveryLane, id));
+}
+
+// Chooses by a warp, as ChooseExperts does: a best one after the other, of equals the lower number.
+// What was chosen has key 0, and what is not there: below all others.
+template <int kEach>
+__device__ __forceinline__ void TakeBest(const ChooseParams& p, NormRouteShared& shared, int lane) {
+  uint32_t high[kEach], low[kEach];
+#pragma unroll
+  for (int v = 0; v < kEach; ++v) {
+    const int i = v * kWarp + lane;
+    const uint64_t key = i < p.experts ? shared.keys[i] : 0;
+    high[v] = static_cast<uint32_t>(key >> 32);
+    low[v] = static_cast<uint32_t>(key);
+  }
 #pragma unroll 1
-  for (int i = threadIdx.x; i < p.experts; i += blockDim.x) {
-    const uint64_t key = shared.keys[i];
-    int before = 0;
-#pragma unroll 8
-    for (int j = 0; j < p.experts; ++j) {
-      const uint64_t other = shared.keys[j];
-      before += other > key || (other == key && j < i);
+  for (int n = 0; n < p.chosen; ++n) {
+    const int id = LargestOfWarp<kEach>(high, low, lane);
+#pragma unroll
+    for (int v = 0; v < kEach; ++v) {
+      if (v * kWarp + lane == id) high[v] = low[v] = 0;
     }
-    if (before < p.chosen) shared.taken[before] = i << kPairBits | before;
+    if (lane == 0) shared.taken[n] = id << kPairBits | n;
   }
 }
 
@@ -132,7 +157,13 @@ __device__ __forceinline__ void ChooseOne(const ChooseParams& p, NormRouteShared
   const int warp = threadIdx.x / kWarp;
   for (int i = threadIdx.x; i < p.experts; i += blockDim.x) p.products[i] = shared.all[i];
   const bool is_broken = ScoreAll(p, shared, lane);
-  TakeBest(p, shared);
+  if (warp == 0) {
+    if (p.experts <= 4 * kWarp) {
+      TakeBest<4>(p, shared, lane);
+    } else {
+      TakeBest<kMostRouteExperts / kWarp>(p, shared, lane);
+    }
+  }
   __syncthreads();
   if (warp == 1) WeighOne(p, shared, is_broken, lane);
   OrderOne(p, shared.taken);
@@ -199,7 +230,6 @@ __global__ void __launch_bounds__(kMostNormThreads) NormRouteKernel(NormRoutePar
   if (is_there) {
     const Packed<E, kChunk> mine = row.Normed(sum, weight, scale);
     StoreChunk<E, true>(normed, first, columns, mine);
-    if (rank == 1) StoreChunk<E, true>(row.out, first, columns, mine);
   }
   WaitForCopies();
   __syncthreads();
@@ -209,8 +239,10 @@ __global__ void __launch_bounds__(kMostNormThreads) NormRouteKernel(NormRoutePar
     if (lane == 0) Group::Write(shared.all + first_expert + e, 0, product);
   }
   Group::Sync();  // all have read the residual, too
-  if (rank == 1 && is_there && row.x) {
-    StoreChunk<E, true>(row.residual, first, columns, sum);
+  // Not before: the cluster would wait for it.
+  if (rank == 1 && is_there) {
+    StoreChunk<E, true>(row.out, first, columns, LoadChunk<E, true>(normed, first, columns));
+    if (row.x) StoreChunk<E, true>(row.residual, first, columns, sum);
   }
   if (rank == 0) ChooseOne(p.choose, shared, lane);
 }

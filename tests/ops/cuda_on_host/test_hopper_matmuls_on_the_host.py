@@ -139,6 +139,8 @@ FOUND = {
 OF_WHO_IS_LAST = {
     "x is multiplied before it has come": (2, range(160, 161)),
     "the weight is multiplied before it has come": (2, range(128, 129)),
+    "a stage is there without its rows": (2, range(160, 161)),
+    "a stage is there without its weight": (2, range(128, 129)),
     "one warpgroup gives stages back for all": (12, range(256, 384)),
 }
 """By fault: a way and threads that show it where they come last."""
@@ -296,6 +298,22 @@ def test_one_row_has_the_bits_that_it_has_at_every_place(
     case = OneRow(matmuls, kind, counts, 40, 264)
     differences = {way: case.differs(way, seed=way + 1) for way in GROUPED_WAYS}
     assert {way: text for way, text in differences.items() if text} == {}
+
+
+@pytest.mark.parametrize("way", GROUPED_WAYS)
+def test_whoever_comes_last_of_one_row_changes_no_bit(
+    matmuls: host_matmul.HostMatmul, way: int
+) -> None:
+    assert late_by_way(OneRow(matmuls, "gated", (0, 1, 1, 0, 1), 72, 1_288), way, most=4) == {}
+
+
+def test_which_groups_one_row_is_for_is_read_behind_the_wait(
+    matmuls: host_matmul.HostMatmul,
+) -> None:
+    case = OneRow(matmuls, "gated", (0, 1, 1, 0, 1), 40, 72)
+    assert not any(case.differs(3, seed) for seed in range(1, 4))
+    fault = "groups are read before the grid that writes them is over"
+    assert any(case.differs(3, seed, fault) for seed in range(1, 4))
 
 
 OF_GROUPS = [fault for fault in host_matmul.FAULTS if fault not in {**FOUND, **OF_WHO_IS_LAST}]

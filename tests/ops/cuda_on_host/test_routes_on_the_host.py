@@ -235,6 +235,22 @@ def test_of_equals_the_lower_expert_is_taken(routes: host_routes.HostRoutes) -> 
     assert out.expert.reshape(3, -1).tolist() == [list(range(8))] * 3
 
 
+@pytest.mark.parametrize("name", ["qwen3", "glm", "all"])
+def test_of_equals_a_single_token_takes_the_lower_expert_too(
+    routes: host_routes.HostRoutes, name: str
+) -> None:
+    """Every third expert is like the one before it; some are like many."""
+    case = Case(routes, name, 1, 264, True)
+    case.router[1::3] = case.router[: len(case.router[1::3]) * 3 : 3]
+    case.router[-3:] = case.router[0]
+    if case.bias is not None:
+        case.bias[...] = 0.5
+    parts, once = (case.normed(3, way, adds=True) for way in (False, True))
+    assert case.launches == 1
+    for key, values in parts.items():
+        np.testing.assert_array_equal(once[key], values, err_msg=key)
+
+
 @pytest.mark.parametrize("is_bf16", [True, False])
 @pytest.mark.parametrize("columns", [8, 51, 2056])
 @pytest.mark.parametrize("has_beside", [True, False])
@@ -343,7 +359,7 @@ def test_where_no_cluster_has_room_a_norm_and_a_choice_are_launches_of_their_own
 
 @pytest.mark.parametrize("is_bf16", [True, False])
 @pytest.mark.parametrize(
-    ("n_tokens", "columns"), [(1, 264), (5, 2056), (9, 64), (2, 51), (2, 8200)]
+    ("n_tokens", "columns"), [(1, 264), (5, 2056), (9, 64), (3, 4616), (2, 51), (2, 8200)]
 )
 @pytest.mark.parametrize("has_beside", [True, False])
 def test_a_sum_and_a_norm_have_the_bits_of_both(

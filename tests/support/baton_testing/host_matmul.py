@@ -27,6 +27,9 @@ _ON_HOST = {
     "{\\n.reg .pred done;\\n"
     "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n"
     "@!done bra again;\\n}\\n": "AwaitPhase",
+    "{\\n.reg .pred done;\\n"
+    "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\\n"
+    "selp.b32 %0, 1, 0, done;\\n}\\n": "HasCome",
     "mbarrier.arrive.shared::cta.b64 _, [%0];": "Arrive",
     "prefetch.tensormap [%0];": "Prefetch",
     "prefetch.global.L2 [%0];": "Prefetch",
@@ -100,13 +103,23 @@ FAULTS = {
     ),
     "x is multiplied before it has come": Fault(
         "matmul_few.cuh",
-        "Await(ring.has_rows + turn.s, turn.phase);",
-        "if (!PLANTED) Await(ring.has_rows + turn.s, turn.phase);",
+        "AwaitAt(Barrier(1, s_), phase_);",
+        "if (!PLANTED) AwaitAt(Barrier(1, s_), phase_);",
     ),
     "the weight is multiplied before it has come": Fault(
         "matmul_few.cuh",
-        "Await(ring.has_weight + turn.s, turn.phase);",
-        "if (!PLANTED) Await(ring.has_weight + turn.s, turn.phase);",
+        "AwaitAt(Barrier(0, s_), phase_);",
+        "if (!PLANTED) AwaitAt(Barrier(0, s_), phase_);",
+    ),
+    "a stage is there without its rows": Fault(
+        "matmul_few.cuh",
+        " && HasComeAt(Barrier(1, s_), phase_);",
+        " && (PLANTED || HasComeAt(Barrier(1, s_), phase_));",
+    ),
+    "a stage is there without its weight": Fault(
+        "matmul_few.cuh",
+        "is_there_ = HasComeAt(Barrier(0, s_), phase_)",
+        "is_there_ = (PLANTED || HasComeAt(Barrier(0, s_), phase_))",
     ),
     "one warpgroup gives stages back for all": Fault(
         "matmul_many.cuh",

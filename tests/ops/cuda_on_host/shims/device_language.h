@@ -29,6 +29,8 @@
   host_cuda::Reduce(mask, v, [](auto a, auto b) { return a + b; }, __LINE__)
 #define __reduce_max_sync(mask, v) \
   host_cuda::Reduce(mask, v, [](auto a, auto b) { return a > b ? a : b; }, __LINE__)
+#define __reduce_min_sync(mask, v) \
+  host_cuda::Reduce(mask, v, [](auto a, auto b) { return a < b ? a : b; }, __LINE__)
 
 namespace host_cuda {
 

@@ -106,6 +106,11 @@ __attribute__((noinline)) inline void AwaitPhase(uint32_t at, int parity) {
   }
 }
 
+inline uint32_t HasCome(uint32_t at, int parity) {
+  Linger();
+  return BarrierAt(at).phase != (parity & 1);
+}
+
 inline bool IsReadable(const char* p) {
   const auto holds = [=](const auto& range) { return p >= range.first && p < range.second; };
   return std::any_of(readable.begin(), readable.end(), holds);
