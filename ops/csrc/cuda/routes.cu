@@ -136,7 +136,8 @@ Error CombineNormOf(const CombineInput& in, const AddNormInput& norm, const Rows
   constexpr int kOfFew = sizeof(E) == 2 ? kCombineOfFew : kCombineOfMany;  // what registers hold
   const bool are_few = in.tokens <= kCombineFewTokens;
   const auto kernel = are_few ? CombineNormKernel<E, kOfFew> : CombineNormKernel<E, kCombineOfMany>;
-  return LaunchEarly(kernel, grid, stream, params, norm_params, are_few);
+  const bool rehearses = in.tokens <= kCombineRehearsed;
+  return LaunchEarly(kernel, grid, stream, params, norm_params, rehearses);
 }
 
 // Of a block's rows of the router, how many it holds.

@@ -12,6 +12,7 @@ namespace baton_ops::cuda {
 constexpr int kCombineThreads = 256, kMostCombined = 32;
 // Of a token, so many rows are asked for at once. With many tokens others' loads fill the time.
 constexpr int kCombineFewTokens = 8, kCombineOfFew = 8, kCombineOfMany = 4;
+constexpr int kCombineRehearsed = 128;  // tokens at most: a block is alone on a multiprocessor
 
 template <class E>
 struct CombineParams {
