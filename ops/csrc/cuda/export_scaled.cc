@@ -88,7 +88,7 @@ void ReadNothing(ArgumentReader* args) {
 }
 
 // Reads beside_plain, beside_x, beside_x_scales, beside_weight, beside_weight_scales, beside_out:
-// all of them, beside rows of which there is one at least, or none.
+// all of them, of one row at least beside one at least, or none.
 void ReadBeside(ArgumentReader* args, const Call& call, cuda::ScaledMatmulInput* in) {
   const auto plain = args->OptionalTensor("beside_plain");
   if (!plain) return ReadNothing(args);
@@ -98,12 +98,14 @@ void ReadBeside(ArgumentReader* args, const Call& call, cuda::ScaledMatmulInput*
   const TensorView weight_scales = args->Tensor("beside_weight_scales");
   const TensorView out = args->Tensor("beside_out");
   const int64_t weight_rows = (in->is_gated ? 2 : 1) * in->out;
-  in->beside.plain = call.Rows(*plain, "beside_plain", 1, in->in);
-  in->beside.x = ReadActivations(x, x_scales, "beside_x", "beside_x_scales", 1, in->in, in->group,
-                                 call.device);
+  Checked(*plain, "beside_plain").HasRank(2).HasSizeAtLeast(0, 1);
+  const int64_t rows = in->beside.rows = plain->size(0);
+  in->beside.plain = call.Rows(*plain, "beside_plain", rows, in->in);
+  in->beside.x = ReadActivations(x, x_scales, "beside_x", "beside_x_scales", rows, in->in,
+                                 in->group, call.device);
   in->beside.weight = ReadRows(weight, weight_scales, "beside_weight", "beside_weight_scales",
                                weight_rows, in->in, in->group, call.device);
-  in->beside.out = call.Rows(out, "beside_out", 1, in->out);
+  in->beside.out = call.Rows(out, "beside_out", rows, in->out);
 }
 
 // Reads `plain` of what has it, x, x_scales, then `row` and `starts` of what has them, weight,

@@ -139,7 +139,8 @@ Error CombineNormOf(const CombineInput& in, const AddNormInput& norm, const Rows
                           ? CombineNormKernel<E, kCombineOfWide, kMostNormThreads>
                       : are_few ? CombineNormKernel<E, kOfFew, kCombineFewThreads>
                                 : CombineNormKernel<E, kCombineOfMany, kCombineFewThreads>;
-  return LaunchEarly(kernel, grid, stream, params, norm_params, are_few);
+  const bool rehearses = in.tokens <= kCombineRehearsed;
+  return LaunchEarly(kernel, grid, stream, params, norm_params, rehearses);
 }
 
 // Of a block's rows of the router, how many it holds.

@@ -1,5 +1,6 @@
 // Which kernel multiplies rows of FP8: their bits are the same, so what was measured decides.
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "hopper_device.h"
@@ -82,33 +83,73 @@ ScaledMatmulInput AloneOf(const ScaledMatmulInput& in) {
   alone.x = in.beside.x;
   alone.weight = in.beside.weight;
   alone.plain = in.beside.plain;
-  alone.rows = alone.plain_rows = 1;
+  alone.rows = alone.plain_rows = in.beside.rows;
   alone.row = alone.starts = nullptr;
   alone.experts = 0;
   alone.beside = {};
   return alone;
 }
 
-Error Run(const ScaledWay* way, const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
+bool IsTurned(ScaledWay way) { return way != ScaledWay::kAnyGpu && way != ScaledWay::kFew32x8; }
+
+// Whether rows lie right behind so many others, elements of so many bytes.
+bool LieBehind(const Rows& rows, const Rows& before, int64_t count, int64_t of_element) {
+  return rows.stride == before.stride &&
+         rows.data == static_cast<const char*>(before.data) + count * before.stride * of_element;
+}
+
+// Whether what is beside experts has the rows of x that these have, and the room for them.
+bool IsOfTheSameRows(const ScaledMatmulInput& in) {
+  const ScaledBeside& beside = in.beside;
+  return beside.plain.data == in.plain.data && beside.plain.stride == in.plain.stride &&
+         beside.rows == in.plain_rows && beside.x.values == in.x.values &&
+         beside.x.scales == in.x.scales;
+}
+
+// Quantises rows, and so many behind them.
+Error QuantisePlain(const ScaledMatmulInput& in, int64_t behind, ElementType type, Stream stream) {
+  const QuantiseInput rows{in.plain, type, in.plain_rows + behind, in.in, in.group};
+  return QuantiseRows(rows, in.x, stream);
+}
+
+// Whether what is beside experts lies as those have it that multiply it with them.
+bool LiesBehind(const ScaledMatmulInput& in, const Rows& out, ElementType type) {
+  const ScaledBeside& beside = in.beside;
+  const int64_t of_element = type == ElementType::kFloat32 ? 4 : 2;
+  const bool is_on_vector = reinterpret_cast<uintptr_t>(beside.weight.values) % 16 == 0;
+  if (!is_on_vector || !LieBehind(beside.out, out, in.rows, of_element)) return false;
+  if (in.row != nullptr) return IsOfTheSameRows(in);
+  const int64_t groups = (in.in + in.group - 1) / in.group;
+  return LieBehind(beside.plain, in.plain, in.plain_rows, of_element) && beside.x.has_halves &&
+         beside.x.values == in.x.values + in.plain_rows * BytesOfRow(in.in, true) &&
+         beside.x.scales == in.x.scales + in.plain_rows * groups;
+}
+
+Error Run(const ScaledWay* way, ScaledMatmulInput in, const Rows& out, ElementType out_type,
           Stream stream) {
   if (in.rows == 0 || in.out == 0) return nullptr;
   if (const Error error = Check(in)) return error;
   const HopperDevice device = CurrentHopper();
-  if (in.plain.data != nullptr) {
-    if (device.is_there && HopperTakesRow(in)) {
-      return ScaledRow(in, out, out_type, device.processors, stream);
-    }
-    if (in.beside.weight.values != nullptr) {
-      const ScaledMatmulInput alone = AloneOf(in);
-      if (const Error error = Run(way, alone, in.beside.out, out_type, stream)) return error;
-    }
-    const QuantiseInput rows{in.plain, out_type, in.plain_rows, in.in, in.group};
-    if (const Error error = QuantiseRows(rows, in.x, stream)) return error;
+  if (in.plain.data != nullptr && device.is_there && HopperTakesRow(in)) {
+    return ScaledRow(in, out, out_type, device.processors, stream);
   }
   const bool is_taken = device.is_there && HopperTakesScaled(in, out_type);
   const ScaledWay by = way != nullptr ? *way
                        : is_taken     ? WayFor(in, device.processors)
                                       : ScaledWay::kAnyGpu;
+  if (in.beside.rows > 0 && !(is_taken && IsTurned(by) && LiesBehind(in, out, out_type))) {
+    ScaledMatmulInput alone = AloneOf(in);
+    if (IsOfTheSameRows(in)) {
+      if (const Error error = QuantisePlain(in, 0, out_type, stream)) return error;
+      alone.plain = in.plain = {};
+    }
+    if (const Error error = Run(way, alone, in.beside.out, out_type, stream)) return error;
+    in.beside = {};
+  }
+  if (in.plain.data != nullptr) {
+    const int64_t behind = in.row == nullptr ? in.beside.rows : 0;
+    if (const Error error = QuantisePlain(in, behind, out_type, stream)) return error;
+  }
   if (by == ScaledWay::kAnyGpu) return ScaledOnAnyGpu(in, out, out_type, stream);
   if (!is_taken) return "the kernels for Hopper do not take this product";
   return by == ScaledWay::kFew32x8 ? ScaledFew(in, out, out_type, device.processors, stream)

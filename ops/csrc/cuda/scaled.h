@@ -35,12 +35,16 @@ struct QuantiseInput {
 };
 Error QuantiseRows(const QuantiseInput& input, const ScaledRows& out, Stream stream);
 
-// A product of a row more, of as many columns as the others' and a weight as large as an expert's.
+// A product of some rows more, of as many columns as the others' and a weight as large as an
+// expert's. Where x's rows have none of their own each of x is one of these too. Of more than one
+// row it is made in the same launch where these, their room and what comes of them lie right behind
+// the others'; then each of the others is an expert's.
 struct ScaledBeside {
-  Rows plain;         // what its one row is made of
-  ScaledRows x;       // room for it
+  Rows plain;         // what its rows are made of
+  ScaledRows x;       // room for them
   ScaledRows weight;  // values are null where there is no such product
   Rows out;
+  int64_t rows;
 };
 
 struct ScaledMatmulInput {

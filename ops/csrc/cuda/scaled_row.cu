@@ -54,9 +54,9 @@ bool HopperTakesRow(const ScaledMatmulInput& in) {
       has_own && in.row == nullptr && in.plain_rows == in.rows && AreVectors(in.plain, in.in, 4);
   const ScaledBeside& beside = in.beside;
   const bool is_same = has_own || beside.plain.data == in.plain.data;
-  const bool fits_beside =
-      beside.weight.values == nullptr ||
-      (is_same && IsOnVector(beside.plain.data) && IsOnVector(beside.weight.values));
+  const bool fits_beside = beside.weight.values == nullptr ||
+                           (beside.rows == 1 && is_same && IsOnVector(beside.plain.data) &&
+                            IsOnVector(beside.weight.values));
   return fits && (is_one || is_each) && IsOnVector(in.weight.values) && fits_beside;
 }
 

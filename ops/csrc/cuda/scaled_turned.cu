@@ -14,13 +14,18 @@ static_assert(kMostExpertsOfLayer <= kMostGroups);
 template <class Way>
 Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int processors,
                 Stream stream) {
-  CUtensorMap map_x, map_weight;
+  CUtensorMap map_x, map_weight, map_beside;
   const ByteStack weight{in.weight.values, std::max<int64_t>(in.experts, 1), in.out, in.in,
                          in.is_gated};
   if (const Error error = DescribeStack(weight, Way::kTileWeight, &map_weight)) return error;
+  const bool has_beside = in.beside.rows > 0;
+  ByteStack beside = weight;
+  if (has_beside) beside.data = in.beside.weight.values;
+  if (has_beside) beside.matrices = 1;
+  if (const Error error = DescribeStack(beside, Way::kTileWeight, &map_beside)) return error;
   // Of rows that are named one by one how many there are is not known, and nobody loads them by it.
-  const int64_t stride = BytesOfRow(in.in, true);
-  const BFloat16Matrix x{in.x.values + in.in, in.row == nullptr ? in.rows : 1, HalvesOfRow(in.in),
+  const int64_t stride = BytesOfRow(in.in, true), rows = in.rows + in.beside.rows;
+  const BFloat16Matrix x{in.x.values + in.in, in.row == nullptr ? rows : 1, HalvesOfRow(in.in),
                          stride / 2};
   if (const Error error = DescribeBlocks(x, Way::kTileX, &map_x)) return error;
   const int64_t groups = DivideUp<int64_t>(in.in, in.group);
@@ -32,11 +37,17 @@ Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int proces
                           in.starts,
                           static_cast<int>(in.experts),
                           static_cast<int>(in.in),
-                          static_cast<int>(groups)};
-  const int64_t tiles = HopperRowTiles(in, Way::kTileX) * DivideUp<int64_t>(in.out, Way::kOutN);
+                          static_cast<int>(groups),
+                          static_cast<int>(in.beside.rows),
+                          static_cast<int>(in.rows),
+                          in.beside.weight.scales};
+  const int64_t row_tiles =
+      HopperRowTiles(in, Way::kTileX) + DivideUp<int64_t>(in.beside.rows, Way::kTileX);
+  const int64_t tiles = row_tiles * DivideUp<int64_t>(in.out, Way::kOutN);
   const HopperGrid grid{static_cast<int>(std::min<int64_t>(tiles, processors)), Way::kThreads,
                         Way::kSharedBytes};
-  return LaunchOnHopper<ScaledTurnedKernel<Way>>(grid, stream, map_x, map_weight, input, out);
+  return LaunchOnHopper<ScaledTurnedKernel<Way>>(grid, stream, map_x, map_weight, map_beside, input,
+                                                 out);
 }
 
 template <template <int, int, bool> class Tile, int kGroups, int kColumns>
@@ -50,7 +61,7 @@ Error Launch(const ScaledMatmulInput& in, const MatmulOutput& out, int processor
 
 bool HopperTakesScaled(const ScaledMatmulInput& in, ElementType out_type) {
   return in.in % 16 == 0 && in.x.has_halves && IsOnVector(in.x.values) &&
-         IsOnVector(in.weight.values) && in.experts <= kMostGroups && in.out <= kMostScaledRows &&
+         IsOnVector(in.weight.values) && in.experts < kMostGroups && in.out <= kMostScaledRows &&
          !(in.is_gated && out_type == ElementType::kFloat32);
 }
 

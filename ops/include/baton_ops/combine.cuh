@@ -14,6 +14,7 @@ constexpr int kCombineThreads = 256, kMostCombined = 32;
 constexpr int kCombineFewTokens = 8, kCombineOfFew = 8, kCombineOfMany = 4;
 // Where a row is normed too, more threads than these have registers for fewer.
 constexpr int kCombineFewThreads = 512, kCombineOfWide = 2;
+constexpr int kCombineRehearsed = 128;  // tokens at most: a block is alone on a multiprocessor
 
 template <class E>
 struct CombineParams {

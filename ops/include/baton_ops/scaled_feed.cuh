@@ -122,12 +122,13 @@ class TurnedFeed {
  public:
   __device__ TurnedFeed(const TurnedRing<Way>& ring, const TurnedShare<Way>& share,
                         const TurnedInput& in, const CUtensorMap* map_x,
-                        const CUtensorMap* map_weight)
+                        const CUtensorMap* map_weight, const CUtensorMap* map_beside)
       : ring_(ring),
         share_(share),
         in_(in),
         map_x_(map_x),
         map_weight_(map_weight),
+        map_beside_(map_beside),
         weights_(share) {}
 
   __device__ void Run() {
@@ -206,9 +207,11 @@ class TurnedFeed {
   __device__ __forceinline__ void LoadWeight() {
     if (threadIdx.x != kWeightThread || weights_.IsOver()) return;
     uint64_t* full = ring_.weight_full + weight_stage_.s;
+    const bool is_beside = in_.IsBeside(weights_.place);
     ExpectBytes(full, Way::kWeightBytes);
-    LoadOfStack(ring_.weight + weight_stage_.s * Way::kWeightBytes, map_weight_,
-                weights_.k * kScaledRange, weights_.place.column, weights_.place.expert, full);
+    LoadOfStack(ring_.weight + weight_stage_.s * Way::kWeightBytes,
+                is_beside ? map_beside_ : map_weight_, weights_.k * kScaledRange,
+                weights_.place.column, is_beside ? 0 : weights_.place.expert, full);
     weight_stage_.Advance();
     weights_.Advance();
   }
@@ -250,7 +253,7 @@ class TurnedFeed {
   const TurnedRing<Way>& ring_;
   const TurnedShare<Way>& share_;
   const TurnedInput& in_;
-  const CUtensorMap *map_x_, *map_weight_;
+  const CUtensorMap *map_x_, *map_weight_, *map_beside_;
   TurnedTurn<Way> weights_;
   TurnedStage<Way::kWeightStages> weight_stage_;
   const float *scales_of_x_ = nullptr, *scales_of_weight_ = nullptr;

@@ -20,7 +20,7 @@ struct alignas(16) Sixteen {
   uint32_t at[4];
 };
 
-// Rows of the output, its column, and the expert.
+// Rows of the output, its column, and the expert; behind the last one what is beside experts.
 struct TurnedPlace {
   int row, end_row, column, expert;
 };
@@ -31,10 +31,20 @@ struct TurnedInput {
   const float *x_scales, *weight_scales;
   const int32_t *row, *starts;  // as in ScaledParams
   int experts, in, groups;
+  // Beside experts: rows behind their `pairs`, of rows of x behind those or, where they are named,
+  // of all that there are; and the scales of a weight of its own, as large as an expert's.
+  int beside_rows, pairs;
+  const float* beside_scales;
+  __device__ __forceinline__ bool HasBeside() const { return beside_rows > 0; }
+  __device__ __forceinline__ int Parts() const { return experts + (HasBeside() ? 1 : 0); }
+  __device__ __forceinline__ bool IsBeside(const TurnedPlace& place) const {
+    return HasBeside() && place.expert == experts;
+  }
   // Of rows of a tile; those behind the last are as it is.
   __device__ __forceinline__ int64_t RowOfX(const TurnedPlace& place, int nth) const {
     const int at = min(place.row + nth, place.end_row - 1);
-    return row == nullptr ? at : row[at];
+    if (row == nullptr) return at;
+    return IsBeside(place) ? at - pairs : row[at];
   }
   __device__ __forceinline__ const float* ScalesOfX(const TurnedPlace& place, int nth) const {
     return x_scales + RowOfX(place, nth) * groups;
@@ -43,8 +53,10 @@ struct TurnedInput {
   __device__ __forceinline__ const float* ScalesOfWeight(const TurnedPlace& place, int n,
                                                          int nth) const {
     const int column = min(place.column + (kGated ? nth / 2 : nth), n - 1);
-    const int64_t part = kGated ? place.expert * 2 + nth % 2 : place.expert;
-    return weight_scales + (part * n + column) * groups;
+    const bool is_beside = IsBeside(place);
+    const int expert = is_beside ? 0 : place.expert;
+    const int64_t part = kGated ? expert * 2 + nth % 2 : expert;
+    return (is_beside ? beside_scales : weight_scales) + (part * n + column) * groups;
   }
 };
 
@@ -140,7 +152,7 @@ struct TurnedShare {
                          const TurnedRing<Way>& ring)
       : before(ring.before),
         begins(ring.begins),
-        experts(in.starts == nullptr ? 0 : in.experts),
+        experts(in.starts == nullptr ? 0 : in.Parts()),
         row_tiles(experts > 0 ? before[experts] : (out.m + Way::kTileX - 1) / Way::kTileX),
         height(experts > 0 ? Way::kTileX : ((out.m + row_tiles - 1) / row_tiles + 7) / 8 * 8),
         columns((out.n + Way::kOutN - 1) / Way::kOutN),

@@ -169,13 +169,17 @@ using TurnedMultiplier =
 template <class Way>
 __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
     const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
-    const TurnedInput in, const MatmulOutput out) {
+    const __grid_constant__ CUtensorMap map_beside, const TurnedInput in, const MatmulOutput out) {
 #if BATON_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
   const TurnedRing<Way> ring(shared);
   if (threadIdx.x == 0) {
     PrefetchMap(&map_x);
     PrefetchMap(&map_weight);
+    if (in.HasBeside()) {
+      PrefetchMap(&map_beside);
+      ring.begins[in.experts + 1] = in.pairs + in.beside_rows;
+    }
     ring.Init(in.row != nullptr);
   }
   if (in.starts != nullptr) {  // written before the kernel before this one let it start
@@ -184,13 +188,13 @@ __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
       ring.begins[g] = __ldcg(in.starts + g);
     }
     __syncthreads();
-    if (threadIdx.x < kLanes) CountRowTiles(ring.begins, in.experts, Way::kTileX, ring.before);
+    if (threadIdx.x < kLanes) CountRowTiles(ring.begins, in.Parts(), Way::kTileX, ring.before);
   }
   __syncthreads();
   const TurnedShare<Way> share(in, out, ring);
   if (threadIdx.x < kTurnedGroup) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Way::kFewRegisters));
-    TurnedFeed<Way>(ring, share, in, &map_x, &map_weight).Run();
+    TurnedFeed<Way>(ring, share, in, &map_x, &map_weight, &map_beside).Run();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Way::kManyRegisters));
     TurnedMultiplier<Way>(ring, share, in, out).Run();

@@ -125,8 +125,10 @@ def quantise_expert_gate_up_silu_into(
     beside: Sequence[Tensor] | None = None,
 ) -> None:
     """As `quantise_matmul_into`, of `scaled_expert_gate_up_silu_into`; and what
-    `quantise_gate_up_silu_into` does with `beside`, of one row and a weight as large as an
-    expert's: of a single row of both, the same one, in one launch. Then out has a row at least.
+    `quantise_gate_up_silu_into` does with `beside`, of a row or more and a weight as large as an
+    expert's. In one launch: of a single row of both, the same one; and of as many rows as plain
+    has, which are these, if out's are right behind `out`. Then out has a row at least, and each of
+    its rows is an expert's.
     """
     run = launch("cuda_quantise_expert_gate_up_silu")
     run(plain, x, x_scales, row, starts, weight, weight_scales, out, *(beside or _NOTHING))
@@ -144,7 +146,8 @@ def quantise_expert_matmul_into(
 ) -> None:
     """As `quantise_matmul_into`, of `scaled_expert_matmul_into`, which reads `starts` as early: of
     up to eight rows a kernel for Hopper does without x, x_scales. And what `quantise_matmul_into`
-    does with `beside`, as above.
+    does with `beside`, as above; in one launch too where rows, their room and their output are
+    right behind plain, x, x_scales and out.
     """
     run = launch("cuda_quantise_expert_matmul")
     run(plain, x, x_scales, starts, weight, weight_scales, out, *(beside or _NOTHING))

@@ -291,7 +291,7 @@ def test_nor_does_one_of_a_quantised_model(make_checkpoint: Callable[..., Any]) 
     launches = launches_of_an_engine(folder)
     called = {name for name, _ in launches}
     assert {"quantise", "scaled_matmul", "scaled_gate_up_silu", "rope_store"} <= called
-    assert {"scaled_expert_gate_up_silu", "quantise_expert_matmul"} <= called
+    assert "quantise_expert_matmul" in called
     of_one = {"quantise_matmul", "quantise_gate_up_silu", "quantise_expert_gate_up_silu"}
     assert of_one <= called
     assert conflicts(launches) == []
@@ -389,10 +389,10 @@ def test_an_experts_second_product_of_fp8_right_behind_the_choice_would_be_found
 def test_an_experts_first_product_of_fp8_right_behind_the_choice_would_be_found(
     make_checkpoint: Callable[..., Any],
 ) -> None:
-    """Of some tokens, whose rows are quantised between the two."""
-    folder = make_checkpoint("glm4_moe").path
-    quantise_folder(folder, with_drafts=True)
-    launches = launches_of_an_engine(folder)
+    """Of some tokens, whose rows are quantised between the two, and which share nothing."""
+    folder = make_checkpoint("qwen3_moe").path
+    quantise_folder(folder)
+    launches = launches_of_an_engine(folder, "ngram")
     names = [name for name, _ in launches]
     at = names.index("scaled_expert_gate_up_silu")
     assert names[at - 2 : at] == ["norm_route", "quantise"]
@@ -413,14 +413,19 @@ def test_an_experts_first_product_that_is_told_too_early_would_be_found(
     assert "expert_gate_up_silu behind norm_route" in conflicts(without)
 
 
-def test_what_all_share_of_a_single_token_is_computed_beside_its_experts(
-    make_checkpoint: Callable[..., Any],
+@pytest.mark.parametrize("is_one", [True, False], ids=["one", "some"])
+def test_what_all_share_of_few_tokens_is_computed_beside_their_experts(
+    make_checkpoint: Callable[..., Any], is_one: bool
 ) -> None:
     folder = make_checkpoint("glm4_moe").path
     quantise_folder(folder, with_drafts=True)
     launches = launches_of_an_engine(folder)
     names = [name for name, _ in launches]
-    at = names.index("quantise_expert_gate_up_silu")
+    at = next(
+        i
+        for i, (name, given) in enumerate(launches)
+        if name == "quantise_expert_gate_up_silu" and (given[0].shape[0] == 1) is is_one
+    )
     wanted = ["norm_route", "quantise_expert_gate_up_silu", "quantise_expert_matmul"]
     assert names[at - 1 : at + 2] == [*wanted]
     first, second = (launches[at + i][1][-1] for i in range(2))

@@ -418,6 +418,51 @@ def test_what_all_share_has_its_bits_beside_a_tokens_experts(
             assert torch.equal(out, made)
 
 
+@pytest.mark.parametrize("tokens", [2, 5, 58])
+@pytest.mark.parametrize(("hidden", "width"), [(4096, 1408), (520, 208)])
+@pytest.mark.parametrize("is_behind", [True, False], ids=["behind", "elsewhere"])
+def test_what_all_share_of_some_tokens_has_its_bits_beside_their_experts(
+    torch: ModuleType, tokens: int, hidden: int, width: int, is_behind: bool
+) -> None:
+    """In the experts' launches if it lies behind theirs, or, of few tokens or where it lies
+    elsewhere, before them.
+    """
+    experts, chosen, dtype = 40, 8, torch.bfloat16
+    pairs = tokens * chosen
+    gate_up = grouped(torch, experts * 2 * width, hidden, False, 0.05)
+    down = grouped(torch, experts * hidden, width, False, 0.05)
+    shared_up = grouped(torch, 2 * width, hidden, False, 0.05)
+    shared_down = grouped(torch, hidden, width, False, 0.05)
+    choice = torch.rand(tokens, experts, device="cuda").topk(chosen).indices.flatten().sort()
+    row = (choice.indices // chosen).int()
+    counts = torch.bincount(choice.values, minlength=experts).cumsum(0)
+    starts = torch.cat([torch.zeros(1, device="cuda"), counts]).int()
+    x = torch.randn(tokens, hidden, device="cuda").to(dtype)
+    of_x = grouped(torch, tokens, hidden, False, has_halves=True)
+    room = grouped(torch, pairs + tokens, width, False, has_halves=True)
+    of_each = [each[:pairs] for each in room]
+    of_all = [each[pairs:] if is_behind else each[pairs:].clone() for each in room]
+
+    def empty(columns: int) -> tuple[Any, Any]:
+        both = torch.full((pairs + tokens, columns), torch.nan, device="cuda", dtype=dtype)
+        return both[:pairs], both[pairs:] if is_behind else both[pairs:].clone()
+
+    wanted = [*empty(width), *empty(hidden)]
+    scaled.quantise_expert_gate_up_silu_into(x, *of_x, row, starts, *gate_up, wanted[0])
+    scaled.quantise_gate_up_silu_into(x, *of_x, *shared_up, wanted[1])
+    scaled.quantise_expert_matmul_into(wanted[0], *of_each, starts, *down, wanted[2])
+    scaled.quantise_matmul_into(wanted[1], *of_all, *shared_down, wanted[3])
+    for _ in range(20):
+        outs = [*empty(width), *empty(hidden)]
+        beside = (x, *of_x, *shared_up, outs[1])
+        scaled.quantise_expert_gate_up_silu_into(x, *of_x, row, starts, *gate_up, outs[0], beside)
+        beside = (outs[1], *of_all, *shared_down, outs[3])
+        scaled.quantise_expert_matmul_into(outs[0], *of_each, starts, *down, outs[2], beside)
+        for out, made in zip(outs, wanted, strict=True):
+            assert bool(made.isfinite().all())
+            assert torch.equal(out, made)
+
+
 @pytest.mark.parametrize("exponent", [-146, -140, -127, -100, -80, 0, 80, 100])
 def test_a_row_on_the_way_is_quantised_alike_however_small_or_large(
     torch: ModuleType, exponent: int

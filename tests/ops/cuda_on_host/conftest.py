@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 import baton_ops
-from baton_testing import draws, host_cuda
+from baton_testing import draws, host_cuda, host_scaled
+from baton_testing.host_scaled import HostScaled, HostTurned
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +19,17 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> host_cuda.HostLibrary:
     if compiler is None:
         pytest.skip("no C++ compiler")
     return host_cuda.HostLibrary(host_cuda.build(compiler, tmp_path_factory.mktemp("kernels")))
+
+
+@pytest.fixture(scope="session")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[HostScaled, HostTurned]:
+    """The products of FP8 for any GPU and for Hopper, compiled for the host, or a skip."""
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    units = [host_scaled.UNIT, host_scaled.TURNED]
+    paths = [host_cuda.build(compiler, tmp_path_factory.mktemp("scaled"), unit) for unit in units]
+    return HostScaled(paths[0]), HostTurned(paths[1])
 
 
 @pytest.fixture

@@ -9,11 +9,15 @@ extern "C" {
 
 void host_plant(int fault) { host_cuda::planted = fault; }
 
-// How many rows there are of x, and of the weight, of all experts together.
+// How many rows there are of x, and of the weight, of all experts together. `beside`: values and
+// scales of a weight that so many of the output's last rows are multiplied with, or nulls.
 Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t x_rows,
-                         int64_t weight_rows) {
-  const ScaledCall call(words);
-  const ScaledMatmulInput& in = call.in;
+                         int64_t weight_rows, void* const* beside, int64_t beside_rows) {
+  ScaledCall call(words);
+  ScaledMatmulInput& in = call.in;
+  in.rows -= beside_rows;
+  in.beside.rows = beside_rows;
+  in.beside.weight = {static_cast<uint8_t*>(beside[0]), static_cast<float*>(beside[1])};
   const int64_t groups = (in.in + in.group - 1) / in.group, of_scale = sizeof(float);
   const int64_t x_bytes = x_rows * BytesOfRow(in.in, in.x.has_halves);
   const auto range = [](const void* begin, int64_t bytes) {
@@ -25,6 +29,11 @@ Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t 
                          range(in.x.scales, x_rows * groups * of_scale),
                          range(in.weight.values, weight_rows * in.in),
                          range(in.weight.scales, weight_rows * groups * of_scale)};
+  if (beside_rows > 0) {
+    const int64_t rows = (in.is_gated ? 2 : 1) * in.out;
+    host_cuda::readable.push_back(range(beside[0], rows * in.in));
+    host_cuda::readable.push_back(range(beside[1], rows * groups * of_scale));
+  }
   // The grid before writes x; one before it, or that one too, where experts' rows begin.
   const auto by = static_cast<ScaledWay>(way);
   const bool is_early = !in.is_gated || by != ScaledWay::kFew32x8;
@@ -53,6 +62,7 @@ Error host_scaled_row(const int64_t* words, const void* plain, int64_t plain_row
   in.beside.plain = {beside[0], in.in};
   in.beside.weight = {static_cast<uint8_t*>(beside[1]), static_cast<float*>(beside[2])};
   in.beside.out = {beside[3], in.out};
+  in.beside.rows = beside[1] == nullptr ? 0 : 1;
   const auto range = [](const void* begin, int64_t bytes) {
     const auto first = static_cast<const char*>(begin);
     return std::pair{first, first + bytes};

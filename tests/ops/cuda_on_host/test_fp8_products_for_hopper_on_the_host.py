@@ -5,8 +5,6 @@ nothing beside its output, and reads nothing of a weight beside it, in any order
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -18,52 +16,12 @@ from baton_testing import host_cuda, host_matmul, host_scaled
 from baton_testing.host_cuda import FIRST_FIRST
 from baton_testing.host_orders import Order, each_last
 from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
+from baton_testing.host_scaled_rows import GUARD, aligned, rows_of, wide
 
 Array = npt.NDArray[Any]
 
-GUARD = 0x7B7B
 WAYS = range(1, 13)
 OF_FEW = 9
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[HostScaled, HostTurned]:
-    compiler = os.environ.get("CXX") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    units = [host_scaled.UNIT, host_scaled.TURNED]
-    paths = [host_cuda.build(compiler, tmp_path_factory.mktemp("scaled"), unit) for unit in units]
-    turned = HostTurned(paths[1])
-    assert turned.ways == WAYS
-    return HostScaled(paths[0]), turned
-
-
-def aligned(values: Array, off_bytes: int = 0) -> Array:
-    """Return a copy so far behind where vectors may begin."""
-    raw = np.zeros(values.nbytes + 32, np.uint8)
-    start = -raw.ctypes.data % 16 + off_bytes
-    copy = raw[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
-    copy[...] = values
-    return copy
-
-
-def rows_of(
-    rng: np.random.Generator, rows: int, columns: int, group: int, is_weight: bool = False
-) -> ScaledRows:
-    """Return rows at random; of activations with halves."""
-    bits = rng.integers(0, 256, (rows, columns)).astype(np.uint8)
-    bits[(bits & 0x7F) == 0x7F] = 0x7E
-    scales = rng.uniform(1e-4, 1e-2, (rows, -(-columns // group))).astype(np.float32)
-    if is_weight or columns % 16 != 0:
-        return ScaledRows(aligned(bits), aligned(scales))
-    made = host_scaled.with_halves(ScaledRows(bits, scales))
-    return made._replace(values=aligned(made.values), scales=aligned(made.scales))
-
-
-def wide(rows: int, outputs: int, dtype: Any) -> Array:
-    """Return rows whose ends nobody may write."""
-    beside = 8 if outputs % 8 == 0 else 3
-    return aligned(np.full((rows, outputs + beside), GUARD, dtype))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -80,6 +38,7 @@ def test_every_way_has_the_bits_of_the_kernels_for_any_gpu(
     outputs: int,
     is_whole: bool,
 ) -> None:
+    assert both[1].ways == WAYS
     rng = np.random.default_rng([rows, columns, way])
     group = columns if is_whole else 128
     x = rows_of(rng, rows, columns, group)

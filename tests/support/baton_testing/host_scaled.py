@@ -209,11 +209,17 @@ class HostTurned(host_orders.Ordered):
         row: Array | None = None,
         starts: Array | None = None,
         processors: int = 3,
+        beside: ScaledRows | None = None,
+        beside_rows: int = 0,
     ) -> None:
-        """Multiply as `HostScaled.matmul` does, by one way and so many multiprocessors."""
+        """Multiply as `HostScaled.matmul` does, by one way and so many multiprocessors; the last
+        `beside_rows` of `out` with the weight `beside` instead of an expert's.
+        """
         words = _product(x, weight, group, out, is_gated, row, starts)
         rows = [ctypes.c_int64(len(each.values)) for each in (x, weight)]
-        _check(self._library.host_scaled_turned(words, way, processors, *rows))
+        places = [None] * 2 if beside is None else [each.ctypes.data for each in beside[:2]]
+        more = (ctypes.c_void_p * 2)(*places), ctypes.c_int64(beside_rows)
+        _check(self._library.host_scaled_turned(words, way, processors, *rows, *more))
 
     def of_row(
         self,

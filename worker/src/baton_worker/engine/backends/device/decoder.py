@@ -26,6 +26,11 @@ from baton_worker.engine.kv.layers import marked_layers
 from baton_worker.engine.model.rope import rope_tables
 from baton_worker.engine.model.shape import ModelShape
 
+_MOST_BESIDE = 64
+"""Of how many tokens at most what all share is multiplied beside their experts: of more it is
+quicker by tiles of its own.
+"""
+
 
 class Group(NamedTuple):
     """Flat tokens `start : stop` of sequences that feed equally many; tables, contexts theirs."""
@@ -227,11 +232,12 @@ class Decoder:
         routes = own.routes
         router = Router(mixture.router, mixture.choice_bias, experts)
         kernels.norm_route(space.added, space.residual, norm, x, router, routes)
-        scaled = products.quantised(x, space.scaled, mixture.gate_up, layer.gate_up)
         # First what all share: it is known which weights that reads while experts are chosen. But
         # its second product is quantised where the rows of x are, if more than one, which experts
-        # read. Of a single one both are made in the experts' launches, first there.
-        first, second = self._beside(layer, mixture, scaled, space)
+        # read. Of few tokens both are made in the experts' launches.
+        first, second = self._beside(layer, mixture, space)
+        scale = products.quantised if first is None else products.room_of
+        scaled = scale(x, space.scaled, mixture.gate_up, layer.gate_up)
         shares_first = scaled is None or (is_single(x) and first is None)
         known = shares_first and layer.gate_up is not None
         if shares_first:
@@ -247,23 +253,20 @@ class Decoder:
         return self._over_ranks(lambda out: kernels.combine(own.made, routes, beside, out), space)
 
     def _beside(
-        self,
-        layer: DeviceLayer,
-        mixture: DeviceMixture,
-        scaled: Scaled | None,
-        space: TokenSpace,
+        self, layer: DeviceLayer, mixture: DeviceMixture, space: TokenSpace
     ) -> tuple[Beside, Beside] | tuple[None, None]:
         """Return what all tokens share as both products of it beside the experts', if it fits."""
         own, x, up, down = space.experts, space.normed, layer.gate_up, layer.down
-        if own is None or own.shared is None or own.beside is None or scaled is None:
-            return None, None
-        if not (isinstance(up, Scaled) and isinstance(down, Scaled) and is_single(x)):
+        if own is None or own.shared is None or own.beside is None or x.shape[0] > _MOST_BESIDE:
             return None, None
         is_scaled = isinstance(mixture.gate_up, Scaled) and isinstance(mixture.down, Scaled)
-        room = self._products.quantised(own.shared, space.scaled, down)
-        if room is None or not is_scaled or own.shared.shape[1] != own.activated.shape[1]:
+        if not (isinstance(up, Scaled) and isinstance(down, Scaled) and is_scaled):
             return None, None
-        return Beside(x, scaled, up, own.shared), Beside(own.shared, room, down, own.beside)
+        room = self._products.room_of(x, space.scaled, up)
+        if room is None or own.shared.shape[1] != own.activated.shape[1]:
+            return None, None
+        behind = self._products.room_behind(own.activated, own.shared, space.scaled, down)
+        return Beside(x, room, up, own.shared), Beside(own.shared, behind, down, own.beside)
 
     def _share(self, layer: DeviceLayer, scaled: Scaled | None, space: TokenSpace) -> None:
         """Feed the experts that all tokens share, if there are any."""

@@ -7,6 +7,7 @@ launch waits for another. Knows no layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from baton_worker.engine.backends.device.expert_kernels import Routes
@@ -34,7 +35,8 @@ class ScaledSpace(NamedTuple):
 
     Attributes:
         rows: of flat tokens.
-        pairs: of what experts made of them; None for models without.
+        pairs: of what experts made of them, and behind that of what all tokens share, if it is as
+            wide; None for models without.
     """
 
     rows: Room
@@ -48,8 +50,9 @@ def scaled_space(device: Device, model_shape: ModelShape, count: int) -> ScaledS
         return None
     pairs = None
     if experts is not None:
-        n_pairs = count * experts.chosen
-        pairs = _room(device, quantisation, n_pairs, experts.intermediate_size)
+        width = experts.intermediate_size
+        each = experts.chosen + int(experts.shared_size == width)
+        pairs = _room(device, quantisation, count * each, width)
     return ScaledSpace(_room(device, quantisation, count, _widest(model_shape)), pairs)
 
 
@@ -88,11 +91,28 @@ class Products:
         """Quantise rows if one of the weights is FP8, as all that are want it; else None. Of a
         single row that is room for it: whoever multiplies it quantises it.
         """
+        scaled = self.room_of(x, room, *weights)
+        if scaled is not None and not is_single(x):
+            self._kernels.quantise(x, scaled)
+        return scaled
+
+    def room_of(
+        self, x: Tensor, room: ScaledSpace | None, *weights: Weight | None
+    ) -> Scaled | None:
+        """Return room for rows if one of the weights is FP8, of which nobody has written any."""
         for weight in weights:
             if isinstance(weight, Scaled):
-                of_rows = room.rows if room else None
-                return (self._room if is_single(x) else self._quantised)(x, weight, of_rows)
+                return self._room(x.shape, weight, room.rows if room else None)
         return None
+
+    def room_behind(
+        self, pairs: Tensor, x: Tensor, room: ScaledSpace | None, weight: Scaled
+    ) -> Scaled:
+        """Return room for rows right behind that of `pairs`, whose experts' products take it."""
+        n_pairs, columns = pairs.shape
+        stop = n_pairs + x.shape[0]
+        whole = self._room((stop, columns), weight, room.pairs if room else None)
+        return Scaled(*(self._device.rows(each, n_pairs, stop) for each in whole))
 
     def matmul(self, x: Tensor, weight: Weight, out: Tensor, room: ScaledSpace | None) -> None:
         """out E[N, O] = x E[N, I] @ weight [O, I]^T."""
@@ -128,12 +148,12 @@ class Products:
     ) -> None:
         """out E[N * C, I]: `gate_up_silu` of each place's row. `spread` E[N * C, H] gets the rows
         themselves where they are not quantised. `known`: see `ExpertKernels.expert_gate_up_silu`.
-        `beside`: of a single quantised row.
+        `beside`: of FP8; then `scaled` is room, whether x is a single row or not.
         """
         if isinstance(weight, Scaled):
             assert scaled is not None, "whoever has the weight has had its rows quantised"
             row, starts = routes.row, routes.starts
-            if is_single(x):
+            if is_single(x) or beside is not None:
                 run = self._kernels.quantise_expert_gate_up_silu
                 run(x, scaled, row, starts, weight, out, beside)
             else:
@@ -155,20 +175,15 @@ class Products:
     ) -> None:
         """out E[N * C, H]: `matmul` of each place's row of x E[N * C, I]. `beside`: as above."""
         if isinstance(weight, Scaled):
-            scaled = self._room(x, weight, room.pairs if room else None)
+            scaled = self._room(x.shape, weight, room.pairs if room else None)
             self._kernels.quantise_expert_matmul(x, scaled, routes.starts, weight, out, beside)
         else:
             self._kernels.expert_matmul(x, routes.starts, weight, out)
 
-    def _quantised(self, x: Tensor, weight: Scaled, room: Room | None) -> Scaled:
-        scaled = self._room(x, weight, room)
-        self._kernels.quantise(x, scaled)
-        return scaled
-
-    def _room(self, x: Tensor, weight: Scaled, room: Room | None) -> Scaled:
-        """Return room for rows, of which nobody has written any."""
+    def _room(self, shape: Sequence[int], weight: Scaled, room: Room | None) -> Scaled:
+        """Return room for so many rows and columns, of which nobody has written any."""
         assert room is not None, "memory was made for another shape"
-        rows, columns = x.shape
+        rows, columns = shape
         n_scales = (rows, weight.scales.shape[1])
         return Scaled(
             self._device.view(room.values, 0, (rows, activation_bytes(columns)), "uint8"),

@@ -28,8 +28,10 @@ class Scaled(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What `ScaledKernels.quantise_matmul` is given, of one row and a weight as large as an
-    expert's: what all tokens share, which is computed beside a token's own experts.
+    """What `ScaledKernels.quantise_matmul` is given, of a weight as large as an expert's: what all
+    tokens share, which is computed beside their own experts. Of N tokens x has N rows. In one
+    launch with the experts' product where `out`, and of the second one x and room too, lies right
+    behind that one's.
     """
 
     x: Tensor
@@ -107,5 +109,5 @@ class ScaledKernels(Protocol):
         beside: Beside | None,
     ) -> None:
         """The same with `scaled_expert_gate_up_silu`; and `quantise_gate_up_silu` of `beside`,
-        whose x is the one here.
+        whose x and room are these.
         """

@@ -99,6 +99,7 @@ class ExpertSpace(NamedTuple):
         activated: E[N * C, I], behind the gate of an expert of width I.
         made: E[N * C, H], by experts.
         shared: E[N, width of shared experts]; beside: E[N, H], by these; None where there are none.
+            Where they are as wide as an expert these lie right behind activated and made.
     """
 
     routes: Routes
@@ -232,6 +233,11 @@ class Workspace:
         if space is None:
             return None
         routes = space.routes
+        shared, beside = space.shared, space.beside
+        if shared is space.activated:  # behind however many pairs there are
+            shared, beside = (rows(each, n_pairs, n_pairs + count) for each in (shared, space.made))
+        elif shared is not None and beside is not None:
+            shared, beside = rows(shared, 0, count), rows(beside, 0, count)
         return ExpertSpace(
             routes=Routes(
                 products=rows(routes.products, 0, count),
@@ -244,8 +250,8 @@ class Workspace:
             spread=rows(space.spread, 0, n_pairs),
             activated=rows(space.activated, 0, n_pairs),
             made=rows(space.made, 0, n_pairs),
-            shared=None if space.shared is None else rows(space.shared, 0, count),
-            beside=None if space.beside is None else rows(space.beside, 0, count),
+            shared=shared,
+            beside=beside,
         )
 
     def sequences(self, count: int) -> SequenceSpace:
@@ -324,6 +330,14 @@ def _expert_space(
     if experts is None:
         return None
     n_pairs, shared_size = count * experts.chosen, experts.shared_size
+    is_alike = shared_size == experts.intermediate_size
+    n_made = n_pairs + (count if is_alike else 0)
+    activated = device.empty((n_made, experts.intermediate_size), dtype)
+    made = device.empty((n_made, hidden), dtype)
+    shared, beside = (activated, made) if is_alike else (None, None)
+    if shared_size and not is_alike:
+        shared = device.empty((count, shared_size), dtype)
+        beside = device.empty((count, hidden), dtype)
     return ExpertSpace(
         routes=Routes(
             products=device.empty((count, experts.count), "float32"),
@@ -334,10 +348,10 @@ def _expert_space(
             starts=device.empty((experts.count + 1,), "int32"),
         ),
         spread=device.empty((n_pairs, hidden), dtype),
-        activated=device.empty((n_pairs, experts.intermediate_size), dtype),
-        made=device.empty((n_pairs, hidden), dtype),
-        shared=device.empty((count, shared_size), dtype) if shared_size else None,
-        beside=device.empty((count, hidden), dtype) if shared_size else None,
+        activated=activated,
+        made=made,
+        shared=shared,
+        beside=beside,
     )
 
 

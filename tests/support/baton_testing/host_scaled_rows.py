@@ -1,0 +1,46 @@
+"""Rows for the ops of FP8 on the host: e4m3 at random, and outputs whose ends nobody may write.
+
+Owns where they lie. Knows no test.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from baton_testing import host_scaled
+from baton_testing.host_scaled import ScaledRows
+
+Array = npt.NDArray[Any]
+
+GUARD = 0x7B7B
+
+
+def aligned(values: Array, off_bytes: int = 0) -> Array:
+    """Return a copy so far behind where vectors may begin."""
+    raw = np.zeros(values.nbytes + 32, np.uint8)
+    start = -raw.ctypes.data % 16 + off_bytes
+    copy = raw[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
+def rows_of(
+    rng: np.random.Generator, rows: int, columns: int, group: int, is_weight: bool = False
+) -> ScaledRows:
+    """Return rows at random; of activations with halves."""
+    bits = rng.integers(0, 256, (rows, columns)).astype(np.uint8)
+    bits[(bits & 0x7F) == 0x7F] = 0x7E
+    scales = rng.uniform(1e-4, 1e-2, (rows, -(-columns // group))).astype(np.float32)
+    if is_weight or columns % 16 != 0:
+        return ScaledRows(aligned(bits), aligned(scales))
+    made = host_scaled.with_halves(ScaledRows(bits, scales))
+    return made._replace(values=aligned(made.values), scales=aligned(made.scales))
+
+
+def wide(rows: int, outputs: int, dtype: Any) -> Array:
+    """Return rows whose ends nobody may write."""
+    beside = 8 if outputs % 8 == 0 else 3
+    return aligned(np.full((rows, outputs + beside), GUARD, dtype))
