@@ -277,6 +277,7 @@ def test_a_mixture_is_loaded_sized_and_served(
 
 
 @pytest.mark.parametrize("family", ["mimo", "glm4_moe", "deepseek_v3"])
+@pytest.mark.fast_cases(1)
 def test_a_quantised_model_is_loaded_sized_and_served(
     make_checkpoint: Callable[..., Any], family: str
 ) -> None:
