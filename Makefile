@@ -29,7 +29,7 @@ test: env lint unit ops-cuda ops-arguments integration node-or-say e2e faults fu
 lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 	@$(PY) tools/lint.py
 
-unit: env ## Fast tests, in a process more than there are processors (two to three minutes on two)
+unit: env ## Fast tests, in a process more than there are processors (some four minutes on two)
 	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'not slow and not e2e' tests
 
 e2e: env slow ## Slow tests, then real deployments, a few at once: PD equals mixed, kill -9 of each, 500 requests, the openai client
@@ -48,7 +48,7 @@ overload: env ## What a queue of 16 times the slots, floods, slow clients and ga
 mutants: env ## Change the pure cores one place at a time and list what the fast tests let live (an hour or more; ONLY="outbox scaling")
 	@mkdir -p out && $(PY) tools/mutants.py $(if $(ONLY),--only $(ONLY)) --jobs $$(nproc) --markdown out/mutants.md
 
-slow: env ## The slow tests alone, a process for each processor: 10,000 rollouts, the parity matrix, the chart's values
+slow: env ## The slow tests alone, a process for each processor: all combinations, kernels in every drawn order, 10,000 rollouts
 	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m 'slow and not e2e and not fuzz' tests
 
 fuzz: env ## 60 seconds of fuzzing for each parser of bytes, a process for each processor

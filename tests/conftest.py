@@ -33,6 +33,20 @@ settings.load_profile("baton")
 # What tests share tells as much as a test does when it is not so.
 pytest.register_assert_rewrite("baton_testing")
 
+MATRICES = ("engine/device", "engine/serving", "ops/cuda_on_host")
+"""Folders of which a case is an engine that serves, or a kernel of hundreds of fibers."""
+MOST_FAST_CASES = 2
+"""Of a test there that does not say otherwise."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to the slow tests most combinations of values."""
+    from baton_testing import combinations
+
+    folders = tuple(f"tests/{folder}/" for folder in MATRICES)
+    here = [item for item in items if item.nodeid.startswith(folders)]
+    combinations.leave_to_slow(here, MOST_FAST_CASES)
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:

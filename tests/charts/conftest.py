@@ -22,8 +22,8 @@ Render = Callable[..., list[Manifest]]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Hold a minute of helm processes out of the fast tests."""
     for item in items:
-        is_here = item.path.is_relative_to(Path(__file__).parent)
-        if is_here and "helm" in getattr(item, "fixturenames", ()):
+        is_helms = "helm" in getattr(item, "fixturenames", ())
+        if is_helms and item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.slow)
 
 

@@ -38,6 +38,7 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(subject: Subject, alone: Seque
     held(properties.any_chunks(subject, alone))
 
 
+@pytest.mark.slow
 def test_a_chunk_that_is_launched_ahead_is_one_that_waits(
     subject: Subject, alone: Sequence[Said]
 ) -> None:
@@ -56,20 +57,24 @@ def test_the_number_of_drafts_may_change_at_any_step(
     held(properties.drafts_that_change(subject, alone))
 
 
+@pytest.mark.slow
 def test_a_known_prefix_gives_the_bits_of_a_computed_one(
     subject: Subject, alone: Sequence[Said]
 ) -> None:
     held(properties.known_prefixes(subject, alone))
 
 
+@pytest.mark.slow
 def test_a_preempted_request_goes_on_exactly(subject: Subject, alone: Sequence[Said]) -> None:
     held(properties.preempted(subject, alone))
 
 
+@pytest.mark.slow
 def test_overlap_changes_nothing(subject: Subject, alone: Sequence[Said]) -> None:
     held(properties.overlapped(subject, alone))
 
 
+@pytest.mark.slow
 def test_graphs_change_nothing(subject: Subject, alone: Sequence[Said]) -> None:
     held(properties.uncaptured(subject, alone))
 

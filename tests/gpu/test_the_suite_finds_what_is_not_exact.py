@@ -22,6 +22,7 @@ def test_kernels_that_are_not_exact_break_properties_by_name(name: str) -> None:
     assert found
 
 
+@pytest.mark.slow
 def test_reading_what_is_not_a_requests_own_is_found_by_memory_of_nan_alone() -> None:
     with devices.subject("numpy-tiny", wrong=LeakingAttention) as subject:
         found = properties.broken(subject, ("any batch", "overlapped", "poisoned"))

@@ -268,7 +268,7 @@ def test_a_mixture_larger_than_kernels_take_is_refused_before_it_is_loaded(
 def test_a_mixture_is_loaded_sized_and_served(
     make_checkpoint: Callable[..., Any], family: str
 ) -> None:
-    path, device = make_checkpoint(family).path, NumpyDevice()
+    path, device = make_checkpoint(family).path, NumpyDevice(64 * MIB)
     chosen = msgspec.structs.replace(
         config(device="gpu", dtype="float32"), model=ModelConfig(path=str(path))
     )
@@ -277,11 +277,13 @@ def test_a_mixture_is_loaded_sized_and_served(
 
 
 @pytest.mark.parametrize("family", ["mimo", "glm4_moe", "deepseek_v3"])
+@pytest.mark.fast_cases(1)
 def test_a_quantised_model_is_loaded_sized_and_served(
     make_checkpoint: Callable[..., Any], family: str
 ) -> None:
     """Captured steps and drafts among them; its matrices take a byte an element."""
-    path, device = make_checkpoint(family, tie_word_embeddings=False).path, NumpyDevice()
+    path = make_checkpoint(family, tie_word_embeddings=False).path
+    device = NumpyDevice(64 * MIB)
     quantise_folder(path, with_drafts=True)
     chosen = msgspec.structs.replace(
         config(device="gpu", dtype="float32"), model=ModelConfig(path=str(path))

@@ -85,6 +85,7 @@ def texts(reader: Reader) -> list[Any]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.fast_cases(1)
 def test_decode_goes_on_as_one_worker_would(handoffs: list[Handoff], overlap: bool) -> None:
     mixed, decode = Reader(), Reader()
     engine = on_device(overlap=overlap)

@@ -115,6 +115,7 @@ def near(ours: list[Said], theirs: list[Said]) -> None:
 
 
 @pytest.mark.parametrize("n_draft", [0, 3])
+@pytest.mark.fast_cases(1)
 def test_requests_of_every_kind(ranks: LoadedModel, whole: LoadedModel, n_draft: int) -> None:
     """Penalties, bias, bad words, prompts and drafts that are scored: see `mixture`."""
     ours, theirs = (asked(model, n_draft=n_draft) for model in (ranks, whole))
@@ -123,6 +124,7 @@ def test_requests_of_every_kind(ranks: LoadedModel, whole: LoadedModel, n_draft:
     assert any(said.prompt for said in ours), "some prompts were scored"
 
 
+@pytest.mark.slow
 def test_draft_layers_in_turn(make_checkpoint: Callable[..., Any]) -> None:
     """What a rank's step is told of the drafts of its layers is in its upload, as all else."""
     made = make_checkpoint("mimo", num_nextn_predict_layers=2, tie_word_embeddings=False)
@@ -135,6 +137,7 @@ def test_draft_layers_in_turn(make_checkpoint: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.fast_cases(1)
 def test_a_vocabulary_that_ranks_do_not_divide(
     make_checkpoint: Callable[..., Any], tied: bool
 ) -> None:
@@ -164,6 +167,7 @@ def test_every_family(make_checkpoint: Callable[..., Any], family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["mimo", "glm4_moe", "deepseek_v3"])
+@pytest.mark.fast_cases(1)
 def test_a_quantised_model(make_checkpoint: Callable[..., Any], family: str) -> None:
     """Ranks have whole groups, so they quantise what one does. Sums over ranks are rounded apart,
     and where that takes an activation over a step of e4m3, a logprob moves by what it is worth.

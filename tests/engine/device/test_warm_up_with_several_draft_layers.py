@@ -59,6 +59,7 @@ def test_no_step_is_captured_while_requests_are_served(start: Start, n_layers: i
     assert engine.runner.launches.captured == before
 
 
+@pytest.mark.slow
 def test_chunks_that_hold_a_prompt_and_a_half_leave_no_size_out(start: Start) -> None:
     launches = start(4, max_running=12, prefill_chunk_tokens=6).runner.launches
     assert launches.kept == dict.fromkeys((1, 2, 4, 8, 12), KINDS)

@@ -302,6 +302,7 @@ LATENT = {"norm", "fold", "rotate", "store", "attend", "unfold"}
 
 
 @pytest.mark.parametrize("is_fp8", [False, True])
+@pytest.mark.fast_cases(1)
 def test_nor_does_one_of_a_model_with_compressed_rows(
     make_checkpoint: Callable[..., Any], is_fp8: bool
 ) -> None:
@@ -317,6 +318,7 @@ def test_nor_does_one_of_a_model_with_compressed_rows(
         assert conflicts(launches, rows) == []
 
 
+@pytest.mark.slow
 def test_a_store_of_compressed_rows_that_wrote_a_norms_weight_would_be_found(
     make_checkpoint: Callable[..., Any],
 ) -> None:
@@ -344,6 +346,7 @@ def test_no_launch_of_a_mixture_reads_what_one_that_may_still_run_was_given(
 
 
 @pytest.mark.parametrize("is_fp8", [False, True])
+@pytest.mark.slow
 def test_nor_does_one_of_a_mixture_where_nothing_is_shared(
     make_checkpoint: Callable[..., Any], is_fp8: bool
 ) -> None:
@@ -371,6 +374,7 @@ def test_an_experts_second_product_right_behind_the_choice_would_be_found(
     }
 
 
+@pytest.mark.slow
 def test_an_experts_second_product_of_fp8_right_behind_the_choice_would_be_found(
     make_checkpoint: Callable[..., Any],
 ) -> None:
@@ -386,6 +390,7 @@ def test_an_experts_second_product_of_fp8_right_behind_the_choice_would_be_found
         assert {*conflicts(moved, of)} == {"quantise_expert_matmul behind norm_route"}
 
 
+@pytest.mark.slow
 def test_an_experts_first_product_of_fp8_right_behind_the_choice_would_be_found(
     make_checkpoint: Callable[..., Any],
 ) -> None:
@@ -401,6 +406,7 @@ def test_an_experts_first_product_of_fp8_right_behind_the_choice_would_be_found(
     assert {*conflicts(without)} == {"scaled_expert_gate_up_silu behind norm_route"}
 
 
+@pytest.mark.slow
 def test_an_experts_first_product_that_is_told_too_early_would_be_found(
     of_a_mixture: list[Launch],
 ) -> None:
@@ -433,6 +439,7 @@ def test_what_all_share_of_few_tokens_is_computed_beside_their_experts(
     assert conflicts(launches[: at + 2]) == []
 
 
+@pytest.mark.slow
 def test_a_sum_right_behind_an_experts_first_product_of_many_rows_would_be_found(
     of_a_mixture: list[Launch],
 ) -> None:

@@ -70,6 +70,7 @@ def test_logprobs_are_bitwise_those_of_a_solo_run(
 
 
 @pytest.mark.parametrize("n_draft", [0, 3])
+@pytest.mark.fast_cases(1)
 def test_cached_prefixes_give_the_same_bits(
     make_bench: Any, prompts: Any, alone: list[Any], n_draft: int
 ) -> None:
@@ -112,6 +113,7 @@ def test_long_prompts_give_the_same_bits_beside_longer_ones(
     assert _run(bench, long_prompts) == long_alone
 
 
+@pytest.mark.fast_cases(1)
 def test_a_long_prompt_that_is_computed_again_gives_the_same_bits(
     make_bench: Any, long_prompts: Any, long_alone: list[Any]
 ) -> None:

@@ -101,6 +101,7 @@ def test_what_was_kept_is_not_computed_again(make: Any, q_rank: int | None) -> N
 
 
 @CASES
+@pytest.mark.fast_cases(1)
 def test_what_was_preempted_is_computed_again_with_the_same_bits(
     make: Any, make_prompts: Any, q_rank: int | None
 ) -> None:

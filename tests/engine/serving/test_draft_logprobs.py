@@ -144,6 +144,7 @@ def test_drafts_that_were_looked_up_have_ids_and_no_logprobs(make_bench: Any) ->
     assert sum(len(row.tokens) for row in rows) == sum(bench.reader[key].proposed)
 
 
+@pytest.mark.fast_cases(1)
 def test_preemption_drops_drafts_and_no_token(make_bench: Any, prompts: Any) -> None:
     streams = []
     for options in ({}, {"block_size": 8, "n_blocks": 32, "max_running": 8}):

@@ -158,6 +158,7 @@ def test_the_token_that_ends_a_request_is_scored_in_its_mode(tiny: Any, make_ben
             _check(tiny, prompt, stream, options)
 
 
+@pytest.mark.fast_cases(1)
 def test_preemption_keeps_each_mode(tiny: Any, make_bench: Any, prompts: Any) -> None:
     bench = make_bench(n_draft=2, block_size=8, n_blocks=32, max_running=12)
     keys = [bench.submit(n, p, **_options(n)) for n, p in enumerate(prompts)]

@@ -131,6 +131,7 @@ def test_a_full_pool_forgets_the_least_recently_used(make_bench: Any) -> None:
     assert hits(forgotten) < 3 * BLOCK
 
 
+@pytest.mark.fast_cases(1)
 def test_a_preempted_request_finds_its_own_blocks(make_bench: Any, make_prompts: Any) -> None:
     options = {"max_model_len": 128, "block_size": 8, "n_blocks": 18, "n_draft": 2}
     fed_tokens = {}

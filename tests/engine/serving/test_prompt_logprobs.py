@@ -100,6 +100,7 @@ def test_they_change_no_output(make_bench: Any, prompts: Any) -> None:
         assert not without.prompt
 
 
+@pytest.mark.fast_cases(1)
 def test_prefill_tells_them_and_decode_never_again(
     tiny: Any, make_bench: Any, prompts: Any, hand_over: Any
 ) -> None:
@@ -118,6 +119,7 @@ def test_prefill_tells_them_and_decode_never_again(
         _check(tiny, prompt, decode.reader[key], 2)
 
 
+@pytest.mark.fast_cases(1)
 def test_a_preempted_prompt_is_told_once(tiny: Any, make_bench: Any, prompts: Any) -> None:
     bench = make_bench(n_draft=2, block_size=8, n_blocks=32, max_running=10, prefill_tokens=20)
     keys = [

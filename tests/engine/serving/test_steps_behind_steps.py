@@ -138,6 +138,7 @@ def test_a_launch_that_could_not_go_ahead_takes_no_time_from_the_first_one(
 
 
 @pytest.mark.parametrize("n_draft", [0, 2])
+@pytest.mark.fast_cases(1)
 def test_what_a_lane_holds_is_what_would_be_written_anew(
     make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch, n_draft: int
 ) -> None:

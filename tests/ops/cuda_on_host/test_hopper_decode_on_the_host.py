@@ -204,6 +204,7 @@ def prompt(kernels: HostDecode, text: Text, seed: int, order: Order = ANY[0]) ->
         return text.attend(kernels, PROMPT, OF_PROMPT[1], seed=seed, kernel="prompt")
 
 
+@pytest.mark.slow
 def test_whoever_comes_last_in_a_prompt_changes_no_bit(kernels: HostDecode) -> None:
     """The warp that loads, or of the warpgroups that take turns a thread, a warp or all."""
     text = Text(OF_PROMPT[0])

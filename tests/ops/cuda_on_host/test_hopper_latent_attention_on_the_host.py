@@ -147,6 +147,7 @@ def test_drafts_and_prompts_have_a_single_tokens_bits(
     np.testing.assert_array_equal(out[1, 0], alone[SPLIT])
 
 
+@pytest.mark.slow
 def test_more_tokens_than_may_be_cut_have_the_same_bits(kernels: HostHopperLatent) -> None:
     paged = Paged(kernels, 16, 300)
     prompt = paged.attend([300], 300, Launch(64, 50))[0]
@@ -183,6 +184,7 @@ def differs(few: tuple[Paged, Array], order: Order, seed: int) -> bool:
             return True
 
 
+@pytest.mark.slow
 def test_whoever_comes_last_changes_no_bit(few: tuple[Paged, Array]) -> None:
     """A stage is given back by every warp that has read it: their products may end apart."""
     orders = each_last(288, seed=1, most=12)

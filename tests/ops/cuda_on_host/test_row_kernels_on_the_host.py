@@ -126,7 +126,7 @@ def verified_tokens(torch: HostTorch) -> bytes:
     return bytes(out.n_accepted.tobytes() + out.token.tobytes())
 
 
-@pytest.mark.parametrize("run", [truncated, largest, verified_tokens])
+@pytest.mark.parametrize("run", [largest, verified_tokens, truncated])
 def test_whoever_comes_last_changes_no_bit(
     host: HostLibrary, torch: HostTorch, run: Callable[[HostTorch], bytes]
 ) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import itertools
 import os
 import re
 import subprocess
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,13 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from baton_testing import host_orders
+from baton_testing import host_orders, kept_builds
 
 ROOT = Path(__file__).parents[3]
 OPS = ROOT / "ops"
 HERE = ROOT / "tests" / "ops" / "cuda_on_host"
 OPS_TESTS = ROOT / "tests" / "ops" / "cuda"
 SOURCES = ("sampling.cu", "step.cu")
+SUFFIXES = (".cc", ".cu", ".cuh", ".h")
 FIRST_FIRST = 2**64 - 1
 """The seed by which of the threads that may run the first always does: these run ahead."""
 
@@ -45,7 +46,6 @@ INSTRUCTIONS = {
 }
 """What stands for an instruction: a function of its inputs, by name."""
 _OPERAND = re.compile(r'"(=?)[rlfdn]"\(')
-_numbers = itertools.count(1)
 
 
 def _operands(text: str) -> tuple[list[str], list[str]]:
@@ -78,7 +78,9 @@ def _call(match: re.Match[str], instructions: Mapping[str, str]) -> str:
 
 def _shared(match: re.Match[str]) -> str:
     kind, name, bounds = match.groups()
-    return f"auto& {name} = host_cuda::Shared<{kind}{bounds}>({next(_numbers)});"
+    # Of all that stands before it: the same in each process, so that builds are known again.
+    number = zlib.crc32(match.string[: match.end()].encode()) & 0x7FFFFFFF
+    return f"auto& {name} = host_cuda::Shared<{kind}{bounds}>({number});"
 
 
 def rewritten(source: str, instructions: Mapping[str, str] = INSTRUCTIONS) -> str:
@@ -163,31 +165,43 @@ def _lay_out(to: Path, unit: Unit) -> list[Path]:
 
 
 def build(compiler: str, to: Path, unit: Unit = SAMPLER) -> Path:
-    """Compile the kernels in an empty folder and return the library.
+    """Return the kernels' library in an empty folder: compiled, or kept since it was.
 
     Raises:
         subprocess.CalledProcessError: it does not compile.
     """
-    sources = _lay_out(to, unit)
+    sources = [*_lay_out(to, unit), HERE / unit.entry]
+    command = [compiler, "-I", str(to), *_flags(unit)]
+    library = to / "libkernels_on_host.so"
+    version = subprocess.run([compiler, "-v"], check=True, capture_output=True, text=True).stderr
+    laid_out, ours = (
+        sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES)
+        for folder in (to, HERE)
+    )
+    words = [version, *_flags(unit), unit.entry]
+    name = kept_builds.digest(words, [*laid_out, *ours])
+    kept_builds.take(unit.entry, name, library, lambda: _compile(command, sources, library))
+    return library
+
+
+def _flags(unit: Unit) -> list[str]:
     shims = HERE / "shims"
     # No fortified longjmp: it takes a jump between stacks for an attack.
     flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"]
     # Else the settings of two libraries in one process are one variable, whoever loads them.
-    flags += ["-fno-gnu-unique"]
-    flags += ["-U_FORTIFY_SOURCE", "-I", str(to), "-I", str(shims)]
-    flags += ["-I", str(HERE), "-include", str(shims / unit.language)]
+    flags += ["-fno-gnu-unique", "-U_FORTIFY_SOURCE", "-I", str(shims), "-I", str(HERE)]
+    return [*flags, "-include", str(shims / unit.language)]
 
+
+def _compile(command: list[str], sources: list[Path], library: Path) -> None:
     def compiled(source: Path) -> Path:
-        target = to / f"{source.stem}.o"
-        command = [compiler, *flags, "-x", "c++", "-c", str(source), "-o", str(target)]
-        subprocess.run(command, check=True)
+        target = library.parent / f"{source.stem}.o"
+        subprocess.run([*command, "-x", "c++", "-c", source, "-o", target], check=True)
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compiled, [*sources, HERE / unit.entry]))
-    library = to / "libkernels_on_host.so"
-    subprocess.run([compiler, "-shared", *map(str, objects), "-o", str(library)], check=True)
-    return library
+        objects = list(pool.map(compiled, sources))
+    subprocess.run([command[0], "-shared", *objects, "-o", library], check=True)
 
 
 def _word(value: Any) -> int:

@@ -146,13 +146,20 @@ inline void Tell() {
   for (const unsigned fiber : ready) Wake(fiber);
 }
 
+// Where the first of these threads stands: looked up at each step, so in vectors.
+__attribute__((optimize("O3"))) inline size_t FirstOf(const std::vector<unsigned>& among) {
+  const unsigned* const fibers = among.data();
+  int first = static_cast<int>(fibers[0]);
+  for (size_t i = 1; i < among.size(); ++i) first = std::min(first, static_cast<int>(fibers[i]));
+  size_t at = 0;
+  while (static_cast<int>(fibers[at]) != first) ++at;
+  return at;
+}
+
 // Of those that may run, the first of all threads: so these run ahead as far as barriers let them.
-template <class T>
-T Taken(std::vector<T>& among, bool is_first) {
-  auto drawn = is_first ? std::min_element(among.begin(), among.end())
-                        : among.begin() + static_cast<long>(Draw() % among.size());
-  std::swap(*drawn, among.back());
-  T taken = std::move(among.back());
+inline unsigned Taken(std::vector<unsigned>& among, bool is_first) {
+  std::swap(among[is_first ? FirstOf(among) : Draw() % among.size()], among.back());
+  const unsigned taken = among.back();
   among.pop_back();
   return taken;
 }

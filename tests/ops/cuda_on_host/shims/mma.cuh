@@ -30,29 +30,39 @@ inline void HalvesOfFour(uint32_t four, uint32_t (&halves)[2]) {
   halves[1] = HalvesOf(four >> 16);
 }
 
-inline float NumberOf(uint32_t pair, int nth) {
-  const uint32_t half = pair >> 16 * nth, size = half & 0x7fffu;
-  if (size >= 0x7c00u) return NAN;
-  const float number = size == 0 ? 0.0f : __uint_as_float((size << 13) + (112u << 23));
-  return half & 0x8000u ? -number : number;
+// Of halves of the depth, none too small for a leading one.
+__attribute__((optimize("O3"))) inline void NumbersOf(const uint16_t (&halves)[16],
+                                                      float (&numbers)[16]) {
+  uint32_t bits[16];
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t half = halves[i], size = half & 0x7fffu;
+    const uint32_t number = (size << 13) + (112u << 23) | (half & 0x8000u) << 16;
+    bits[i] = size >= 0x7c00u ? 0x7fc00000u : size == 0 ? half << 16 : number;
+  }
+  memcpy(numbers, bits, sizeof bits);
 }
 
+// Each element adds its 16 products to what there was: by lanes that have parts of the depth.
 inline void AddProduct(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  const int lane = static_cast<int>(host_cuda::Lane()), quad = lane / 4 * 4;
-  for (int each = 0; each < 4; ++each) {  // lanes that have parts of the depth
-    uint32_t mine[4], theirs[2][2];
-    for (int i = 0; i < 4; ++i) mine[i] = __shfl_sync(0xffffffffu, a[i], quad + each);
-    for (int column = 0; column < 2; ++column) {
-      for (int i = 0; i < 2; ++i) {
-        theirs[column][i] = __shfl_sync(0xffffffffu, b[i], (lane % 4 * 2 + column) * 4 + each);
-      }
-    }
-    for (int i = 0; i < 4; ++i) {
-      const int row = i / 2, column = i % 2;
-      for (int k = 0; k < 4; ++k) {
-        sum[i] += NumberOf(mine[row + k / 2 * 2], k % 2) * NumberOf(theirs[column][k / 2], k % 2);
-      }
-    }
+  uint64_t words[3][32];  // of all lanes
+  const uint64_t mine[3] = {a[0] | uint64_t{a[2]} << 32, a[1] | uint64_t{a[3]} << 32,
+                            b[0] | uint64_t{b[1]} << 32};
+  for (int i = 0; i < 3; ++i) {
+    memcpy(words[i], host_cuda::Exchange(0xffffffffu, mine[i], __LINE__), sizeof words[i]);
+  }
+  const unsigned lane = host_cuda::Lane(), columns_lane = lane % 4 * 8;
+  const uint64_t* of[4] = {words[0] + lane / 4 * 4, words[1] + lane / 4 * 4,
+                           words[2] + columns_lane, words[2] + columns_lane + 4};
+  float numbers[4][16];  // of two rows and of two columns
+  for (int i = 0; i < 4; ++i) {
+    uint16_t halves[16];
+    memcpy(halves, of[i], sizeof halves);
+    NumbersOf(halves, numbers[i]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    float added = sum[i];
+    for (int k = 0; k < 16; ++k) added += numbers[i / 2][k] * numbers[2 + i % 2][k];
+    sum[i] = added;
   }
 }
 

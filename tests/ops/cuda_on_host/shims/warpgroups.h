@@ -106,23 +106,31 @@ inline float HalfIn(uint32_t word, uint32_t nth) {
 }
 
 // Each element adds its 16 products to what there was, lane by lane as mma.cuh has them.
-inline void MakeOfHalves(const Product& product, unsigned first) {
+__attribute__((optimize("O3"))) inline void MakeOfHalves(const Product& product, unsigned first) {
+  static float y[kDepth][kMostColumns];  // in the order in which they are added
+  const unsigned columns = product.columns;
+  const auto start = static_cast<uint32_t>(product.y & 0x3fff) * 16;
+  for (unsigned j = 0; j < columns; ++j) {
+    for (unsigned i = 0; i < kDepth; ++i) {
+      const unsigned k = i % 4, pair = i / 4 + k / 2 * 4;
+      uint32_t word;
+      memcpy(&word, MyShared() + Swizzled(start + j / 8 * 1024 + j % 8 * 128 + pair * 4), 4);
+      y[i][j] = HalfIn(word, k % 2);
+    }
+  }
   for (unsigned r = first; r < first + kWarpRows; ++r) {
     const unsigned quad = r / 16 * 32 + r % 8 * 4;
-    for (unsigned j = 0; j < product.columns; ++j) {
-      const unsigned thread = quad + j % 8 / 2;
-      float& sum = product.sums[thread][j / 8 * 4 + r % 16 / 8 * 2 + j % 2];
-      if (!product.adds) sum = 0.0f;
-      for (unsigned i = 0; i < kDepth; ++i) {
-        const unsigned lane = i / 4, k = i % 4, c = lane * 2 + k % 2 + k / 2 * 8;
-        const uint32_t at =
-            static_cast<uint32_t>(product.y & 0x3fff) * 16 + j / 8 * 1024 + j % 8 * 128 + c / 2 * 4;
-        uint32_t word;
-        memcpy(&word, MyShared() + Swizzled(at), 4);
-        sum +=
-            HalfIn(product.words[quad + lane][r % 16 / 8 + k / 2 * 2], k % 2) * HalfIn(word, k % 2);
-      }
+    const auto sum = [&](unsigned j) -> float& {
+      return product.sums[quad + j % 8 / 2][j / 8 * 4 + r % 16 / 8 * 2 + j % 2];
+    };
+    float sums[kMostColumns];
+    for (unsigned j = 0; j < columns; ++j) sums[j] = product.adds ? sum(j) : 0.0f;
+    for (unsigned i = 0; i < kDepth; ++i) {
+      const unsigned lane = i / 4, k = i % 4;
+      const float x = HalfIn(product.words[quad + lane][r % 16 / 8 + k / 2 * 2], k % 2);
+      for (unsigned j = 0; j < columns; ++j) sums[j] += x * y[i][j];
     }
+    for (unsigned j = 0; j < columns; ++j) sum(j) = sums[j];
   }
 }
 

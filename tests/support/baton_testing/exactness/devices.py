@@ -156,9 +156,8 @@ def parameters(names: Sequence[str]) -> list[Any]:
 def _marks(known: Known) -> list[Any]:
     if known.device == "gpu":
         return [pytest.mark.gpu]
-    is_fp8 = known.model.endswith(FP8)
-    is_slow = known.ranks > 1 or is_fp8 or known.model in ("small-glm4_moe", "small-deepseek_v3")
-    return [pytest.mark.slow] if is_slow else []
+    is_fast = known.model == "tiny" and known.ranks == 1
+    return [] if is_fast else [pytest.mark.slow]
 
 
 def of_model(model: str) -> list[Any]:

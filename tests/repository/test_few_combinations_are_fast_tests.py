@@ -1,0 +1,104 @@
+"""Which of a test's combinations are fast tests: see `baton_testing.combinations`."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_testing.combinations import covering, spread
+
+SUPPORT = Path(__file__).parents[1] / "support"
+COUNTS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+"""Of the values of each parameter."""
+
+
+def combinations(counts: list[int]) -> list[list[str]]:
+    return [[str(value) for value in case] for case in itertools.product(*map(range, counts))]
+
+
+@given(COUNTS, st.randoms(use_true_random=False))
+def test_each_value_that_any_case_has_is_in_one_that_is_taken(
+    counts: list[int], random: Random
+) -> None:
+    """Of some combinations, as where others are slow already."""
+    cases = [case for case in combinations(counts) if random.random() < 0.7]
+    taken = [cases[place] for place in covering(cases)]
+    wanted = {pair for case in cases for pair in enumerate(case)}
+    assert {pair for case in taken for pair in enumerate(case)} == wanted
+
+
+@given(COUNTS)
+def test_of_all_combinations_there_are_as_many_cases_as_most_values(counts: list[int]) -> None:
+    assert len(covering(combinations(counts))) == max(counts)
+
+
+@given(st.lists(st.integers(0, 99), unique=True, min_size=1), st.integers(1, 9))
+def test_what_is_spread_is_in_order_and_no_more_than_asked_for(
+    places: list[int], most: int
+) -> None:
+    places.sort()
+    found = spread(places, most)
+    assert found == sorted({*found})
+    assert len(found) == min(most, len(places))
+    assert {*found} <= {*places}
+    assert found[0] == places[0]
+
+
+TESTS = """
+import pytest
+
+
+@pytest.mark.parametrize("a", [1, 2, pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("b", "xyz")
+def test_matrix(a, b):
+    pass
+
+
+@pytest.mark.fast_cases(2)
+@pytest.mark.parametrize("seed", range(5))
+def test_seeds(seed):
+    pass
+
+
+def test_plain():
+    pass
+"""
+CONFTEST = """
+from baton_testing import combinations
+
+
+def pytest_collection_modifyitems(items):
+    combinations.leave_to_slow(items, 3)
+"""
+INI = f"""
+[pytest]
+pythonpath = {SUPPORT}
+markers =
+    slow
+    gpu
+    fast_cases
+"""
+
+
+def test_the_others_are_slow_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "pytest.ini").write_text(INI)
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--strict-markers", "-m"]
+
+    def collected(chosen: str) -> set[str]:
+        done = subprocess.run(
+            [*command, chosen], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return {line.partition("test_it.py::test_")[2] for line in done.stdout.splitlines()} - {""}
+
+    fast, slow = collected("not slow"), collected("slow")
+    assert fast == {"matrix[x-1]", "matrix[y-2]", "matrix[z-1]"} | {"seeds[0]", "seeds[2]", "plain"}
+    assert not fast & slow
+    assert len(fast | slow) == 9 + 5 + 1

@@ -1,0 +1,56 @@
+"""Which of a test's combinations are fast tests: a few of those that have each value once.
+
+Where one case is an engine that serves or a kernel of hundreds of fibers, all combinations of a
+test's parameters take minutes. The others are slow tests: they run in `make slow`. How long one
+takes is not asked, so that each machine runs the same tests.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+
+def covering(cases: Sequence[Sequence[str]]) -> set[int]:
+    """Return places of cases, by parameter the name of its value, that have all these values.
+
+    Each is the first of those that have most values which none before had.
+    """
+    pairs = [set(enumerate(case)) for case in cases]
+    rest = set().union(*pairs)
+    taken = set()
+    while rest:
+        best = max(range(len(pairs)), key=lambda place: len(rest & pairs[place]))
+        rest -= pairs[best]
+        taken.add(best)
+    return taken
+
+
+def spread(places: Sequence[int], most: int) -> list[int]:
+    """Return so many of these at most, as far apart as they stand: the first, and not the last,
+    which where values grow takes longest.
+    """
+    n_taken = min(most, len(places))
+    return [places[nth * len(places) // n_taken] for nth in range(n_taken)]
+
+
+def leave_to_slow(items: Iterable[pytest.Item], most: int) -> None:
+    """Mark as slow all cases of a test but so many, or as many as its mark `fast_cases` says.
+
+    Those that stay are of the fewest that have each value of each parameter.
+    """
+    tests: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        is_fast = item.get_closest_marker("slow") is None and item.get_closest_marker("gpu") is None
+        if is_fast and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        # Values have no other name that is one's own among those of its parameters.
+        taken = sorted(covering([case.callspec._idlist for case in cases]))
+        mark = cases[0].get_closest_marker("fast_cases")
+        fast = spread(taken, mark.args[0] if mark else most)
+        for place, case in enumerate(cases):
+            if place not in fast:
+                case.add_marker(pytest.mark.slow)

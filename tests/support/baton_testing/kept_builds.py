@@ -1,0 +1,64 @@
+"""Libraries that were compiled before, by the name that all they are made of gives them.
+
+Owns the folder under build/, who may make one at a time, and how many stay. Test processes, and
+runs after each other, compile the same kernels: seconds for each library. Knows no compiler.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[3] / "build" / "host_kernels"
+MOST_KEPT = 64
+"""Libraries, of some 300 KB: those of a few states of the kernels."""
+
+
+def digest(words: Iterable[str], files: Iterable[Path]) -> str:
+    """Return a name for what is made of these words, and of these files' names and bytes."""
+    found = hashlib.sha256(repr(list(words)).encode())
+    for path in files:
+        content = path.read_bytes()
+        found.update(f"\n{path.name} {len(content)}\n".encode())
+        found.update(content)
+    return found.hexdigest()[:32]
+
+
+@contextmanager
+def _alone(folder: Path, kind: str) -> Iterator[None]:
+    """Keep other processes from making one of this kind meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{kind}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def take(kind: str, name: str, to: Path, make: Callable[[], None], folder: Path = FOLDER) -> None:
+    """Have at `to` the library of this name: a copy of the one that is kept, or made there, by
+    one process of those that want one of its kind, and kept.
+
+    A copy, for a process that loads one file twice has one library, settings and all.
+    """
+    kept = folder / f"{name}.so"
+    with _alone(folder, kind):
+        if kept.exists():
+            os.utime(kept)
+            shutil.copyfile(kept, to)
+            return
+        make()
+        half = folder / f"{name}.{os.getpid()}"
+        shutil.copyfile(to, half)
+        half.replace(kept)
+        _forget_oldest(folder)
+
+
+def _forget_oldest(folder: Path) -> None:
+    """Of those that were not taken for longest, leave no more than are kept."""
+    by_age = sorted(folder.glob("*.so"), key=lambda path: path.stat().st_mtime_ns)
+    for path in by_age[:-MOST_KEPT]:
+        path.unlink(missing_ok=True)
