@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from baton_testing.scripted_link import RowSpec, worker_info
 from baton_worker.config_decode_prompts import DecodePromptsConfig
 from baton_worker.gateway.serving.balance import Needs, WorkerLoad
+from baton_worker.gateway.serving.ejection import BACKOFF_SECONDS, EJECT_AFTER, Circuit
 from baton_worker.gateway.serving.helping import HelpRule, helper_of
 from baton_worker.gateway.serving.pairing import Pairing
 from baton_worker.gateway.serving.workers import LinkedWorkers
@@ -31,6 +32,8 @@ NEEDS = Needs(prompt_tokens=80, max_tokens=20, logprobs_k=0)
 def load(name, role, line=0, **facts):
     states = ("is_ejected", "outstanding_requests", "prompt_tokens")
     state = {key: facts.pop(key) for key in states if key in facts}
+    if "is_ejected" in state:
+        state["circuit"] = Circuit(is_ejected=True)
     return WorkerLoad(worker_info(name, role, **facts), 1, line_tokens=line, **state)
 
 
@@ -229,6 +232,21 @@ def test_who_is_avoided_is_not_asked_for_help():
     (other,) = workers.assign(NEEDS, frozenset({first})).worker_ids
     assert {first, other} == {"d", "d1"}
     assert workers.assign(NEEDS, frozenset({first, other})) is None
+
+
+def test_who_is_on_trial_is_tried_by_a_pair_and_no_help():
+    now = 0.0
+    workers = LinkedWorkers("tiny", clock=lambda: now, help_rule=RULE)
+    workers.up("p", 1, worker_info("p", Role.PREFILL))
+    for epoch, name in enumerate(("tried", "d"), 2):
+        workers.up(name, epoch, worker_info(name, Role.DECODE, **WILLING))
+    for _ in range(EJECT_AFTER):
+        workers.failed("tried", now, "broken", is_full=False)
+    for _ in range(2):
+        assert workers.assign(NEEDS).worker_ids == ("p", "d")
+    now += 10 * BACKOFF_SECONDS
+    given_to = [workers.assign(NEEDS).worker_ids for _ in range(2)]
+    assert given_to == [("d",), ("p", "tried")]
 
 
 # Through the gateway: what workers are told, and what becomes of it.

@@ -80,7 +80,7 @@ def helper_of(
         if not (load.info.draining or load.is_full or load.info.worker_id in kept)
     ]
     computing, decodes = _by_part(able, pairing)
-    helpers = [load for load in decodes if is_willing(load) and _has_place(load, needs)]
+    helpers = [load for load in decodes if _may_help(load) and _has_place(load, needs)]
     if not (helpers and computing):
         return None
     helper = min(helpers, key=_burden)
@@ -106,11 +106,18 @@ def _by_part(
     )
 
 
+def _may_help(load: WorkerLoad) -> bool:
+    """Whether it is willing, and trusted: who is ejected is tried by pairs, also when that is due,
+    for its short line would draw its every trial to where it has most to do.
+    """
+    return is_willing(load) and not load.circuit.is_ejected
+
+
 def _has_place(load: WorkerLoad, needs: Needs) -> bool:
     """Whether it would grant a place at once, by what this gateway has given it."""
     prompts = load.prompt_tokens + needs.prompt_tokens
     has_slot = load.outstanding_requests < load.info.max_running
-    return has_slot and prompts <= load.info.kv_capacity_tokens and not load.is_ejected
+    return has_slot and prompts <= load.info.kv_capacity_tokens
 
 
 def _burden(load: WorkerLoad) -> tuple[int, int, int, str]:
