@@ -7,6 +7,7 @@ from __future__ import annotations
 import heapq
 import random
 import statistics
+from functools import partial
 from itertools import product
 
 import pytest
@@ -369,6 +370,27 @@ def test_who_computed_it_is_told_with_the_steps(gateway):
         {"prefill", "decode"},
         {"decode"},
     ]
+
+
+def test_who_computes_the_next_attempt_is_told_with_its_steps(gateway):
+    """From decode alone to a pair, of which no decode takes prompts."""
+    clients = asked(gateway, 3, include_step_details=True)
+    worker, submit = gateway.link.sent(Submit)[2]
+    assert submit.decode is None
+    (other,) = {"decode-0", "decode-1"} - {worker}
+    gateway.link.announce(other, worker_info(other, Role.DECODE))
+    gateway.link.down(worker)
+    again = partial(attempts_of, gateway, submit.handle)
+    gateway.link.wait_told(lambda: len(again()) > 1)
+    assert again()[1].decode is not None
+    gateway.link.resume()
+    (choice,) = clients[2].result().json()["choices"]
+    assert [one["computed_by"] for one in choice["step_details"]] == ["prefill", "decode", "decode"]
+    assert [client.choices() for client in clients] == [[[100, 101, 102, 103]]] * 3
+
+
+def attempts_of(gateway, handle):
+    return [submit for _, submit in gateway.link.sent(Submit) if submit.handle == handle]
 
 
 # In a simulated clock.
