@@ -102,6 +102,18 @@ def test_whose_room_is_kept_for_others_takes_none():
     assert helper(*workers, load("idle", Role.PREFILL), kept={"idle"}) == "d"
 
 
+@pytest.mark.parametrize(("behind", "line"), [(100, 100), (0, 400)])
+def test_while_no_line_is_long_nobody_is_looked_at_for_help(behind, line):
+    class Unread:
+        def __contains__(self, worker_id):
+            raise AssertionError(f"whether {worker_id} is kept was asked")
+
+    workers = long_line(load("d", Role.DECODE, **WILLING), line=line)
+    assert helper(*workers, rule=HelpRule(behind), kept=Unread()) is None
+    with pytest.raises(AssertionError, match="is kept was asked"):
+        helper(*long_line(load("d", Role.DECODE, **WILLING)), kept=Unread())
+
+
 def test_of_several_the_one_with_the_shortest_line_takes_it():
     two = (load("d0", Role.DECODE, 30, **WILLING), load("d1", Role.DECODE, 20, **WILLING))
     assert helper(*long_line(*two)) == "d1"

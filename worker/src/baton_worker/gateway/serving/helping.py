@@ -9,7 +9,7 @@ rule; knows no clock, and no worker's lines but what this gateway put into them.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from baton_worker.gateway.serving.balance import (
@@ -58,7 +58,7 @@ def is_willing(load: WorkerLoad) -> bool:
 
 
 def helper_of(
-    loads: Iterable[WorkerLoad],
+    loads: Sequence[WorkerLoad],
     needs: Needs,
     rule: HelpRule,
     pairing: Pairing = WITHIN_REVISIONS,
@@ -74,6 +74,8 @@ def helper_of(
         needs: of a request that a pair was found for.
         kept: workers whose room is somebody else's.
     """
+    if not (rule.behind_tokens and any(rule.behind_tokens < load.line_tokens for load in loads)):
+        return None  # as of nearly every request: it costs a look at each line
     able = [
         load
         for load in trusted([one for one in loads if fits(one.info, needs)])
