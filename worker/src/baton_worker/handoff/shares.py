@@ -17,7 +17,7 @@ TOLERANCE = 1 / 8
 OWN = "own prompts"
 """Sender of the prompts that decode computes itself. It has no share and is nobody's rival: they
 get places in their order, never from the reserve, and nobody is greedy because they are here. In
-a full line they make room as others' do: a prompt that is turned away there is prefill's to compute.
+a full line they make room as others' do: whoever is turned away there may be prefill's to compute.
 """
 
 
