@@ -7,6 +7,7 @@ from __future__ import annotations
 import heapq
 import random
 import statistics
+from functools import partial
 from itertools import product
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from baton_testing.scripted_link import RowSpec, worker_info
 from baton_worker.config_decode_prompts import DecodePromptsConfig
 from baton_worker.gateway.serving.balance import Needs, WorkerLoad
+from baton_worker.gateway.serving.ejection import BACKOFF_SECONDS, EJECT_AFTER, Circuit
 from baton_worker.gateway.serving.helping import HelpRule, helper_of
 from baton_worker.gateway.serving.pairing import Pairing
 from baton_worker.gateway.serving.workers import LinkedWorkers
@@ -31,6 +33,8 @@ NEEDS = Needs(prompt_tokens=80, max_tokens=20, logprobs_k=0)
 def load(name, role, line=0, **facts):
     states = ("is_ejected", "outstanding_requests", "prompt_tokens")
     state = {key: facts.pop(key) for key in states if key in facts}
+    if "is_ejected" in state:
+        state["circuit"] = Circuit(is_ejected=True)
     return WorkerLoad(worker_info(name, role, **facts), 1, line_tokens=line, **state)
 
 
@@ -96,6 +100,18 @@ def test_whose_room_is_kept_for_others_takes_none():
     workers = long_line(load("d", Role.DECODE, **WILLING))
     assert helper(*workers, kept={"d"}) is None
     assert helper(*workers, load("idle", Role.PREFILL), kept={"idle"}) == "d"
+
+
+@pytest.mark.parametrize(("behind", "line"), [(100, 100), (0, 400)])
+def test_while_no_line_is_long_nobody_is_looked_at_for_help(behind, line):
+    class Unread:
+        def __contains__(self, worker_id):
+            raise AssertionError(f"whether {worker_id} is kept was asked")
+
+    workers = long_line(load("d", Role.DECODE, **WILLING), line=line)
+    assert helper(*workers, rule=HelpRule(behind), kept=Unread()) is None
+    with pytest.raises(AssertionError, match="is kept was asked"):
+        helper(*long_line(load("d", Role.DECODE, **WILLING)), kept=Unread())
 
 
 def test_of_several_the_one_with_the_shortest_line_takes_it():
@@ -231,6 +247,21 @@ def test_who_is_avoided_is_not_asked_for_help():
     assert workers.assign(NEEDS, frozenset({first, other})) is None
 
 
+def test_who_is_on_trial_is_tried_by_a_pair_and_no_help():
+    now = 0.0
+    workers = LinkedWorkers("tiny", clock=lambda: now, help_rule=RULE)
+    workers.up("p", 1, worker_info("p", Role.PREFILL))
+    for epoch, name in enumerate(("tried", "d"), 2):
+        workers.up(name, epoch, worker_info(name, Role.DECODE, **WILLING))
+    for _ in range(EJECT_AFTER):
+        workers.failed("tried", now, "broken", is_full=False)
+    for _ in range(2):
+        assert workers.assign(NEEDS).worker_ids == ("p", "d")
+    now += 10 * BACKOFF_SECONDS
+    given_to = [workers.assign(NEEDS).worker_ids for _ in range(2)]
+    assert given_to == [("d",), ("p", "tried")]
+
+
 # Through the gateway: what workers are told, and what becomes of it.
 
 BODY = {"model": "tiny", "max_tokens": 4, "return_token_ids": True, "ignore_eos": True}
@@ -351,6 +382,27 @@ def test_who_computed_it_is_told_with_the_steps(gateway):
         {"prefill", "decode"},
         {"decode"},
     ]
+
+
+def test_who_computes_the_next_attempt_is_told_with_its_steps(gateway):
+    """From decode alone to a pair, of which no decode takes prompts."""
+    clients = asked(gateway, 3, include_step_details=True)
+    worker, submit = gateway.link.sent(Submit)[2]
+    assert submit.decode is None
+    (other,) = {"decode-0", "decode-1"} - {worker}
+    gateway.link.announce(other, worker_info(other, Role.DECODE))
+    gateway.link.down(worker)
+    again = partial(attempts_of, gateway, submit.handle)
+    gateway.link.wait_told(lambda: len(again()) > 1)
+    assert again()[1].decode is not None
+    gateway.link.resume()
+    (choice,) = clients[2].result().json()["choices"]
+    assert [one["computed_by"] for one in choice["step_details"]] == ["prefill", "decode", "decode"]
+    assert [client.choices() for client in clients] == [[[100, 101, 102, 103]]] * 3
+
+
+def attempts_of(gateway, handle):
+    return [submit for _, submit in gateway.link.sent(Submit) if submit.handle == handle]
 
 
 # In a simulated clock.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import ClassVar
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -14,7 +17,8 @@ from hypothesis.stateful import (
 
 from baton_testing.retry_books import Books
 from baton_worker.gateway.serving.failures import MAX_HARMS, TREATMENTS, Loss
-from baton_worker.messages import Reserve, Submit
+from baton_worker.gateway.serving.helping import NO_HELP, HelpRule
+from baton_worker.messages import DECODE_PROMPTS, FEATURES, Reserve, Submit
 
 WAITING, ENDED = "baton_gateway_waiting_retries", "baton_gateway_requests_total"
 
@@ -22,19 +26,26 @@ WAITING, ENDED = "baton_gateway_waiting_retries", "baton_gateway_requests_total"
 class Retries(RuleBasedStateMachine):
     """Whatever fails in whatever order, a request stands at linked workers, waits, or has ended."""
 
+    facts: ClassVar[dict[str, object]] = {"max_running": 2, "max_waiting": 0}
+    help_rule = NO_HELP
+    first_ones: tuple[str, ...] = ()
     names = st.sampled_from(["p0", "p1", "d0", "d1", "m0", "m1"])
     places = st.integers(0, 20)
 
     @initialize(max_retries=st.integers(0, 3), max_wait=st.sampled_from([0.0, 30.0]))
     def begin(self, max_retries, max_wait):
         self.max_retries = max_retries
-        self.gateway = Books(max_retries=max_retries, max_wait_seconds=max_wait)
+        self.gateway = Books(self.help_rule, max_retries=max_retries, max_wait_seconds=max_wait)
         self.generations = []
+        self.gateway.up(*self.first_ones, **self.facts)
 
     @rule(name=names)
     def up(self, name):
+        self.bring_up(name)
+
+    def bring_up(self, name):
         if name not in self.gateway.wire.there and self.gateway.workers.epoch(name) is None:
-            self.gateway.up(name, max_running=2, max_waiting=0)
+            self.gateway.up(name, **self.facts)
 
     @rule(name=names, cause=st.sampled_from([Loss.DIED, Loss.LEFT]))
     def down(self, name, cause):
@@ -120,3 +131,47 @@ class Retries(RuleBasedStateMachine):
 
 def test_whatever_fails_each_request_goes_on_waits_or_has_ended_once():
     run_state_machine_as_test(Retries, settings=settings(max_examples=40, stateful_step_count=30))
+
+
+class Helped(Retries):
+    """The same where decode computes prompts alone; lines are of those whose first token is due."""
+
+    facts: ClassVar[dict[str, object]] = {
+        "max_running": 4,
+        "max_waiting": 2,
+        "features": (*FEATURES, DECODE_PROMPTS),
+    }
+    help_rule = HelpRule(behind_tokens=1, slowness=1.0)
+    first_ones = ("p0", "d0", "d1")
+    helpers: ClassVar[set[str]] = set()
+
+    @rule(name=st.sampled_from(first_ones))
+    def up(self, name):
+        self.bring_up(name)
+
+    @rule(at=Retries.places)
+    def tell_first(self, at):
+        due = [live for live in self.gateway.requests.live() if live.computing]
+        if due:
+            live = due[at % len(due)]
+            self.gateway.tell(live, 3)
+            self.gateway.requests.prompt_computed(live)
+
+    @invariant()
+    def lines_agree(self):
+        lines, prompts = Counter(), Counter()
+        for live in self.gateway.requests.live():
+            assert bool(live.holders) or not live.computing, "who waits stands in no line"
+            lines[live.computing] += live.needs.prompt_tokens
+            prompts.update(dict.fromkeys(live.sources, live.needs.prompt_tokens))
+        for load in self.gateway.workers.loads():
+            name = load.info.worker_id
+            if name.startswith("d") and load.line_tokens:
+                self.helpers.add(name)
+            assert (load.line_tokens, load.prompt_tokens) == (lines[name], prompts[name])
+
+
+def test_whatever_fails_lines_are_what_has_no_first_token_yet():
+    Helped.helpers.clear()
+    run_state_machine_as_test(Helped, settings=settings(max_examples=40, stateful_step_count=40))
+    assert {"d0", "d1"} <= Helped.helpers

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,6 +86,17 @@ def test_own_prompts_count_in_the_pool():
     assert numbers(places.grant(0.0)) == [2]
 
 
+@pytest.mark.parametrize(("n_own", "n_theirs"), [(5, 0), (5, 3), (2, 4), (1, 1)])
+def test_a_full_line_makes_room_by_the_last_of_whoever_has_most_in_it(n_own, n_theirs):
+    places = Places(limits(slots=1, asks=n_own + n_theirs))
+    assert ask(places, (0, "p")) == [0]
+    ask(places, *((n, OWN) for n in range(1, 1 + n_own)))
+    ask(places, *((100 + n, "p") for n in range(n_theirs)))
+    assert places.ask(key(199), WISH, 0.0, "newcomer") is Reply.FULL
+    last_of_most = {(5, 0): 5, (5, 3): 5, (2, 4): 103}.get((n_own, n_theirs))
+    assert places.displace("newcomer") == (last_of_most and key(last_of_most))
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["ask", "own", "leave"]), st.integers(0, 50)), max_size=60),
     st.integers(1, 5),
@@ -149,6 +161,23 @@ def test_an_own_ask_fails_aloud_when_the_line_is_full_or_it_is_over(handoff_end)
     failed = {one.key: one.code for one in events if isinstance(one, HandoffFailed)}
     assert failed == {key(3): ErrorCode.DECODE_FULL, key(9): ErrorCode.HANDOFF_REFUSED}
     assert decode.value("baton_handoff_places_held_up_total", reason="line") == 1
+
+
+def test_an_own_ask_that_makes_room_in_a_full_line_fails_aloud(handoff_end):
+    prefill, decode = handoff_end(), handoff_end(places=limits(slots=1, asks=3))
+    for n in (1, 2, 3, 4):
+        decode.transport.ask_here(key(n), OWN_WISH)
+    assert decode.next().key == key(1)
+    prefill.transport.ask(decode.target, key(5), WISH, 60.0)
+    failed = decode.next()
+    assert isinstance(failed, HandoffFailed)
+    assert (failed.key, failed.code) == (key(4), ErrorCode.DECODE_FULL)
+    for n in (1, 2, 3):
+        decode.transport.leave(key(n))
+    assert {decode.next().key, decode.next().key} == {key(2), key(3)}
+    granted = prefill.next()
+    assert isinstance(granted, HandoffGranted)
+    assert granted.key == key(5)
 
 
 def test_an_own_ask_that_waits_too_long_fails_and_one_that_left_says_nothing(handoff_end):

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+
 import msgspec
 import pytest
 
-from baton_worker.config import ConfigError, EngineConfig, ModelConfig, ProcessConfig, load_config
+from baton_worker.config import (
+    ConfigError,
+    ControlConfig,
+    CurveConfig,
+    EngineConfig,
+    HttpConfig,
+    LinkConfig,
+    ModelConfig,
+    ProcessConfig,
+    load_config,
+)
+from baton_worker.engine.api import DeviceError
 from baton_worker.identity import Role
 from baton_worker.main import main
 from baton_worker.messages import DECODE_PROMPTS, FEATURES
+from baton_worker.roles import process
 from baton_worker.roles.prompt_chunks import features_of, takes_prompts, with_chunks_of
 
 ASKED = ProcessConfig(
@@ -51,3 +65,25 @@ def test_chunks_of_hardly_anything_are_refused_by_field_and_flag(tmp_path, capsy
     assert (
         f"--decode-prompt-chunk: decode_prompt_chunk_tokens is {tokens}" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL], ids=str)
+def test_a_chunk_that_the_device_has_no_room_for_is_told_by_the_field_it_is_from(
+    monkeypatch, tmp_path, role
+):
+    def build(config, **_):
+        chunk = config.engine.prefill_chunk_tokens
+        raise DeviceError(f"no room for engine.prefill_chunk_tokens {chunk}; lower it")
+
+    monkeypatch.setattr(process, "build_engine", build)
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    config = ProcessConfig(
+        ModelConfig("m"),
+        engine=ASKED.engine,
+        link=LinkConfig(gateways=("tcp://127.0.0.1:1",), curve=CurveConfig(enabled=False)),
+        health=HttpConfig("127.0.0.1", 0),
+        control=ControlConfig(str(tmp_path / "control")),
+    )
+    field = "decode_prompt_chunk_tokens 512" if role is Role.DECODE else "prefill_chunk_tokens 2048"
+    with pytest.raises(ConfigError, match=f"no room for engine.{field}; lower it"):
+        process.run_worker(config, role, on_ready=lambda ready: None)

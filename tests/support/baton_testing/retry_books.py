@@ -20,6 +20,7 @@ from baton_worker.gateway.output.sequence import SequenceOutput
 from baton_worker.gateway.request import Endpoint, GenerationRequest
 from baton_worker.gateway.serving.balance import Needs
 from baton_worker.gateway.serving.failures import Loss
+from baton_worker.gateway.serving.helping import NO_HELP
 from baton_worker.gateway.serving.live_requests import Generation, LiveRequest, LiveRequests
 from baton_worker.gateway.serving.pairing import weights_of
 from baton_worker.gateway.serving.parts import ServingParts
@@ -56,13 +57,13 @@ class Wire:
 class Books:
     """See the module."""
 
-    def __init__(self, **options):
+    def __init__(self, help_rule=NO_HELP, **options):
         self.lost = unavailable("worker w is gone: silent", WORKER_LOST)
         self.broken = ApiError(500, "worker w: broken", code="internal")
         self.now, self.wire = 100.0, Wire()
         self.registry, self.numbers = CollectorRegistry(), itertools.count(1)
         metrics = GatewayMetrics(MetricFactory(self.registry, "tiny", "gateway"))
-        self.workers = LinkedWorkers("tiny", clock=lambda: self.now)
+        self.workers = LinkedWorkers("tiny", clock=lambda: self.now, help_rule=help_rule)
         self.requests = LiveRequests(self.wire, self.workers, metrics)
         options = {"max_retries": 3, "max_wait_seconds": 30.0, "reserve_seconds": 60.0} | options
         clocks = (lambda: self.now, lambda: self.now)

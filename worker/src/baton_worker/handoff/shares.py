@@ -16,7 +16,9 @@ TOLERANCE = 1 / 8
 
 OWN = "own prompts"
 """Sender of the prompts that decode computes itself. It has no share and is nobody's rival: they
-get places in their order, never from the reserve, and nobody is greedy because they are here."""
+get places in their order, never from the reserve, and nobody is greedy because they are here. In
+a full line they make room as others' do: whoever is turned away there may be prefill's to compute.
+"""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class Shares:
     def __init__(self, room: Room) -> None:
         self._room = room
         self._held: dict[str, _Held] = {}
+        self._own_waiting = 0
 
     @property
     def senders(self) -> frozenset[str]:
@@ -45,6 +48,8 @@ class Shares:
 
     def n_waiting(self, sender: str) -> int:
         """Its requests in line."""
+        if sender == OWN:
+            return self._own_waiting
         held = self._held.get(sender)
         return held.waiting if held else 0
 
@@ -83,17 +88,19 @@ class Shares:
 
     def most_in_line(self) -> str:
         """Return who has most requests in line."""
-        return max(self._held, key=lambda sender: self._held[sender].waiting, default="")
+        return max((*self._held, OWN), key=self.n_waiting)
 
     def joined(self, sender: str) -> None:
         """One of its requests stands in line."""
         if sender == OWN:
+            self._own_waiting += 1
             return
         self._held.setdefault(sender, _Held()).waiting += 1
 
     def quit(self, sender: str) -> None:
         """One of its requests does so no more."""
         if sender == OWN:
+            self._own_waiting -= 1
             return
         self._held[sender].waiting -= 1
         self._forget_if_idle(sender)

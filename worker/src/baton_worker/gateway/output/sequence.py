@@ -139,6 +139,11 @@ class SequenceOutput:
         """Which choice this is."""
         return self._index
 
+    def goes_on_at(self, alone: str) -> None:
+        """Note who computes what comes from now on, as `StepsOf.alone`: another attempt's."""
+        if self._steps_of is not None:
+            self._steps_of.alone = alone
+
     def push(self, parts: Sequence[Part], finish: Finish) -> Delta:
         """Return what these rows add; `finish` is how the worker ended the request, or NONE.
 

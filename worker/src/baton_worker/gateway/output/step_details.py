@@ -38,14 +38,14 @@ class StepDetail(msgspec.Struct, frozen=True):
 
 class StepsOf:
     """Makes the details of one choice's steps; `alone`: the role of the worker that does all of
-    it, "" where prefill and decode are two processes.
+    its attempt, "" where prefill and decode are two processes.
     """
 
-    __slots__ = ("_alone", "_vocabulary")
+    __slots__ = ("_vocabulary", "alone")
 
     def __init__(self, vocabulary: Vocabulary, *, alone: str = "") -> None:
         self._vocabulary = vocabulary
-        self._alone = alone
+        self.alone = alone
 
     def detail(self, part: Part, used: int) -> StepDetail:
         """Return the detail of a row of which `used` tokens are delivered now."""
@@ -54,7 +54,7 @@ class StepsOf:
         return StepDetail(
             row.position + skip,
             used,
-            self._alone or worker,
+            self.alone or worker,
             row.n_proposed,
             min(row.n_accepted, skip + used) - min(row.n_accepted, skip),
             row.ranks[skip : skip + used],

@@ -68,6 +68,11 @@ class Pair(NamedTuple):
             return (self.prefill.info.worker_id,)
         return (self.prefill.info.worker_id, self.decode.info.worker_id)
 
+    @property
+    def alone(self) -> str:
+        """The role of the worker that does all of it; "" where two share it."""
+        return Role(self.prefill.info.role).label if self.decode is None else ""
+
 
 class Needs(NamedTuple):
     """What one choice asks of its workers; `features` as in `WorkerInfo`.

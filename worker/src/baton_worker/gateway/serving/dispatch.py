@@ -40,7 +40,7 @@ from baton_worker.gateway.serving.parts import ServingParts
 from baton_worker.gateway.serving.retry import Retrier
 from baton_worker.gateway.serving.slots import Slots
 from baton_worker.gateway.text.vocabulary import Vocabulary
-from baton_worker.identity import GatewayIdentity, RequestKey, Role
+from baton_worker.identity import GatewayIdentity, RequestKey
 from baton_worker.supervision import going_on
 
 log = logging.getLogger(__name__)
@@ -353,8 +353,7 @@ class Dispatcher:
     def _steps_of(self, request: GenerationRequest, pair: Pair) -> StepsOf | None:
         if not request.step_details:
             return None
-        alone = Role(pair.prefill.info.role).label if pair.decode is None else ""
-        return StepsOf(self._vocabulary, alone=alone)
+        return StepsOf(self._vocabulary, alone=pair.alone)
 
     def _send(self, plan: _Plan) -> None:
         live = plan.live

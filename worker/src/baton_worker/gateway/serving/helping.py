@@ -9,7 +9,7 @@ rule; knows no clock, and no worker's lines but what this gateway put into them.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from baton_worker.gateway.serving.balance import (
@@ -58,7 +58,7 @@ def is_willing(load: WorkerLoad) -> bool:
 
 
 def helper_of(
-    loads: Iterable[WorkerLoad],
+    loads: Sequence[WorkerLoad],
     needs: Needs,
     rule: HelpRule,
     pairing: Pairing = WITHIN_REVISIONS,
@@ -74,13 +74,15 @@ def helper_of(
         needs: of a request that a pair was found for.
         kept: workers whose room is somebody else's.
     """
+    if not (rule.behind_tokens and any(rule.behind_tokens < load.line_tokens for load in loads)):
+        return None  # as of nearly every request: it costs a look at each line
     able = [
         load
         for load in trusted([one for one in loads if fits(one.info, needs)])
         if not (load.info.draining or load.is_full or load.info.worker_id in kept)
     ]
     computing, decodes = _by_part(able, pairing)
-    helpers = [load for load in decodes if is_willing(load) and _has_place(load, needs)]
+    helpers = [load for load in decodes if _may_help(load) and _has_place(load, needs)]
     if not (helpers and computing):
         return None
     helper = min(helpers, key=_burden)
@@ -106,11 +108,18 @@ def _by_part(
     )
 
 
+def _may_help(load: WorkerLoad) -> bool:
+    """Whether it is willing, and trusted: who is ejected is tried by pairs, also when that is due,
+    for its short line would draw its every trial to where it has most to do.
+    """
+    return is_willing(load) and not load.circuit.is_ejected
+
+
 def _has_place(load: WorkerLoad, needs: Needs) -> bool:
     """Whether it would grant a place at once, by what this gateway has given it."""
     prompts = load.prompt_tokens + needs.prompt_tokens
     has_slot = load.outstanding_requests < load.info.max_running
-    return has_slot and prompts <= load.info.kv_capacity_tokens and not load.is_ejected
+    return has_slot and prompts <= load.info.kv_capacity_tokens
 
 
 def _burden(load: WorkerLoad) -> tuple[int, int, int, str]:

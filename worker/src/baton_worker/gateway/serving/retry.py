@@ -175,6 +175,7 @@ class Retrier:
         n_given = len(live.merge.delivered)
         live.weights = weights_of(pair.prefill.info)
         self._requests.begin_attempt(live, pair.worker_ids)
+        live.output.goes_on_at(pair.alone)
         facts = {"handle": f"{live.key.handle:x}", "attempt": live.key.attempt, "why": why}
         facts |= {"request": live.generation.request_id, "after_tokens": n_given}
         log.warning("a request is tried again", extra=facts)
