@@ -349,18 +349,18 @@ def undisturbed() -> Iterator[None]:
     """Have what ends this process wait until the block has ended: a process that was started, and
     of which nobody has taken note yet, would be left to itself.
 
-    They are not blocked, for what is started would inherit that.
+    They are not blocked, for what is started inherits that, as what this process ignores.
     """
     came: list[int] = []
-    endings = {
-        which: signal.signal(which, lambda number, frame: came.append(number))
-        for which in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
+    all_before = {which: signal.getsignal(which) for which in (signal.SIGTERM, signal.SIGINT)}
+    before = {which: how for which, how in all_before.items() if how is not signal.SIG_IGN}
+    try:  # before the first is put off: what comes between the two would leave that one so
+        for which in before:
+            signal.signal(which, lambda number, frame: came.append(number))
         yield
     finally:
-        for which, before in endings.items():
-            signal.signal(which, before)
+        for which, how in before.items():
+            signal.signal(which, how)
         if came:
             signal.raise_signal(came[0])
 

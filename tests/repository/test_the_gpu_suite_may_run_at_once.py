@@ -400,6 +400,7 @@ class Told(subprocess.Popen):
         super().__init__(*given, **options)
         pathlib.Path("pid").write_text(str(self.pid))
         os.kill(os.getpid(), signal.{which})
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the suite ignores
 gpu_jobs.end_on_sigterm()
 gpu.subprocess.Popen = Told
 here = pathlib.Path.cwd()
@@ -438,6 +439,46 @@ def test_what_is_started_as_the_run_is_told_to_end_ends_too(
     if not has_ended:
         os.kill(pid, signal.SIGKILL)
     assert has_ended
+
+
+IGNORED = """
+import signal, sys, gpu, gpu_jobs
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+gpu_jobs.end_on_sigterm()
+sys.exit(gpu.run([sys.executable, "-c", "import signal, sys;"
+    "sys.exit(signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)"]))
+"""
+
+
+def test_what_a_run_in_the_background_of_a_script_starts_ignores_interrupts_too() -> None:
+    """Such a shell has its own interrupt for itself: nothing behind it ends by that."""
+    told = dict(os.environ) | {"PYTHONPATH": str(Path(gpu_jobs.__file__).parent)}
+    subprocess.run([sys.executable, "-c", IGNORED], env=told, timeout=60, check=True)
+
+
+def test_an_interrupt_as_endings_are_put_off_leaves_all_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes between the two: one that stayed put off would end nothing any more."""
+    ended: list[int] = []
+    outer = signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    put, told = signal.signal, list[int]()
+
+    def interrupted(which: int, how: Any) -> Any:
+        told.append(which)
+        before = put(which, how)
+        if len(told) == 1:
+            raise KeyboardInterrupt
+        return before
+
+    try:
+        monkeypatch.setattr(gpu_jobs.signal, "signal", interrupted)
+        with pytest.raises(KeyboardInterrupt), gpu_jobs.undisturbed():
+            pass
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        put(signal.SIGTERM, outer)
+    assert ended == [signal.SIGTERM]
 
 
 STAYS = """

@@ -19,6 +19,7 @@ from baton_testing.exactness.devices import SMOKE
 from baton_testing.numpy_device import NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_testing.numpy_team import team_of
+from baton_testing.pool_pair import LONG, Pair
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.loading import load_device_weights
@@ -37,8 +38,8 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
-def options(overlap: bool) -> EngineOptions:
-    return EngineOptions(
+def options(overlap: bool, **others: Any) -> EngineOptions:
+    limits: dict[str, Any] = dict(
         block_size=16,
         n_blocks=64,
         max_running=5,
@@ -51,6 +52,7 @@ def options(overlap: bool) -> EngineOptions:
         max_top_k=20,
         overlap=overlap,
     )
+    return EngineOptions(**limits | others)
 
 
 def served(model: LoadedModel, overlap: bool) -> DeviceEngine:
@@ -97,3 +99,31 @@ def test_rank_0_of_several_keeps_nothing_either(no_collector: None) -> None:
         assert model.device.memory().free == before
     finally:
         model.team.followers.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_copies_into_its_pool_have_ended_before_it_is_given_back(ranks: int) -> None:
+    """Else they would write to what somebody else has by then."""
+    models = [team_of(TINY_MODEL, ranks, 1) for _ in range(2)]
+    free = iter(models)
+
+    def make_bench(reader: Any = None, **limits: Any) -> Bench:
+        told = options(overlap=True, **{"max_model_len": 256} | limits)
+        return Bench(DeviceEngine(next(free), told, Clock()), reader or Reader())
+
+    try:
+        pair = Pair(make_bench)
+        pair.submit(1, LONG)
+        for filled in pair.prefill.step().filled:
+            pair.tell(filled)
+        bets = pair.decode.engine._pulls._bets.values()
+        pulls = [timed.copied for b in bets for g in b.pulls for timed in g.pull.copy.parts]  # type: ignore[attr-defined]
+        assert pulls
+        assert not any(pull._has_come for pull in pulls)
+        pair.decode.engine.close()
+        assert all(pull._has_come for pull in pulls)
+        pair.prefill.engine.close()
+    finally:
+        for model in models:
+            assert model.team is not None
+            model.team.followers.close()  # type: ignore[union-attr]

@@ -139,6 +139,34 @@ def test_thousands_of_rows_have_large_tiles(choice: HostChoice) -> None:
             assert TILES[choice.of(MOST_ROWS, *product).way] in [(128, 64), (128, 128)], product
 
 
+AS_CHOSEN = {
+    (132, Product(4096, 6144)): {1: 10, 17: 11, 33: 12, 65: 7, 129: 6, 161: 8, 257: 7},
+    (132, Product(4096, 4096)): {1: ANY, 17: 10, 33: 11, 65: 12, 129: 7, 257: 8},
+    (132, Product(2048, 5120)): {
+        1: 10, 17: 11, 33: 5, 49: 12, 65: 6, 97: 7, 193: 8, 385: 7,
+    },
+    (132, Product(4096, 12288, True)): {1: 10, 17: 11, 33: 7, 193: 8, 257: 7, 321: 8},
+    (78, Product(4096, 6144)): {1: 5, 17: 6, 33: 7, 65: 6, 97: 8, 129: 7, 257: 8, 385: 7},
+    (132, Product(2048, 768, True, 128)): {1: ANY, 32: 5, 1152: 6, 3200: 7, 7296: 8},
+    (132, Product(768, 2048, False, 128)): {1: OF_FEW, 32: 5, 1152: 6, 3200: 7, 7296: 8},
+}  # fmt: skip
+"""Ways by the rows from which on they are taken, of an H100 with so many multiprocessors."""
+
+
+@pytest.mark.parametrize(("processors", "product"), AS_CHOSEN)
+def test_a_choice_changes_only_where_it_is_said_here_too(
+    choice: HostChoice, processors: int, product: Product
+) -> None:
+    """What decides are times of a GPU: whoever changes one sees here what else it moves."""
+    choice.set(processors=processors)
+    rows = range(1, 64 * product.experts + 1 if product.experts else 401)
+    ways = [choice.of(count, *product).way for count in rows]
+    changes = {
+        n: way for n, way, last in zip(rows, ways, [None, *ways], strict=False) if way != last
+    }
+    assert changes == AS_CHOSEN[processors, product]
+
+
 @given(product=SOME, rows=st.integers(1, MOST_ROWS))
 def test_whether_rows_are_quantised_yet_changes_no_way(
     compiled: HostChoice, product: Product, rows: int

@@ -436,8 +436,12 @@ class NumpyDevice:
         return MemoryUse(self._total - self._used, self._total, self._peak)
 
     def synchronise(self) -> None:
-        """See `Device.synchronise`."""
+        """See `Device.synchronise`: of all work, that beside the stream too."""
         self.run_to(self.n_launched)
+        with self._lock:
+            pulls, self._pulls = self._pulls, []
+        for pull in pulls:
+            pull.wait()
 
     def launch(self, work: Work, *arguments: Any) -> None:
         """Put a kernel on the stream, or into the graph that is being captured."""

@@ -109,9 +109,15 @@ class DeviceEngine(StepEngine):
         super().__init__(parts_of(model, self.pool, self.runner, options), options, clock)
 
     def close(self) -> None:
-        """See `Engine.close`; the other ranks give their part back."""
+        """See `Engine.close`; the other ranks give their part back.
+
+        Copies out of other pools that nobody waited for have ended then: they write into memory
+        that is given back.
+        """
         try:
             super().close()
+            for copier in () if self.pool.sharing is None else self.pool.sharing.parts.copiers:
+                copier.synchronise()
             if self._followers is not None:
                 self._followers.close()
         except RankDiedError as error:
