@@ -74,8 +74,8 @@ Error host_scaled_choice(int64_t rows, int64_t columns, int64_t out, bool is_gat
   return error;
 }
 
-// The second product of so many pairs of some tokens' experts, and beside it what these share, which
-// lies right behind; its weight, or that one's scales, begin so many bytes off a vector.
+// The second product of so many pairs of some tokens' experts, and beside it what these share,
+// which lies right behind; its weight, or that one's scales, begin so many bytes off a vector.
 Error host_scaled_beside(int64_t pairs, int64_t tokens, int64_t experts, int weight_off,
                          int scales_off, int* n_launched, int* n_quantised) {
   constexpr int64_t kColumns = 256, kOut = 64;

@@ -22,7 +22,7 @@ namespace host_cuda {
 
 constexpr unsigned kWarpThreads = 32;
 constexpr size_t kStackBytes = 64 << 10;
-constexpr size_t kMostFibers = 16 * 1024;  // a cluster has no more blocks, nor a block threads
+constexpr size_t kMostFibers = 16 * 1024;   // a cluster has no more blocks, nor a block threads
 constexpr size_t kSharedBytes = 256 << 10;  // the distance of two blocks' shared memory
 constexpr size_t kMostShared = 227 << 10;
 constexpr int kPoison = 0xa5;
