@@ -61,6 +61,15 @@ def test_those_that_were_not_taken_for_longest_go(maker: Maker) -> None:
     assert "1" not in names
 
 
+def test_what_others_forget_meanwhile_is_made_again_and_breaks_nobody(maker: Maker) -> None:
+    """Who makes libraries of another kind forgets old ones of all: here it is listed, and gone."""
+    maker.kept.mkdir()
+    for name in ("wanted", "another"):
+        (maker.kept / f"{name}.so").symlink_to(maker.kept / "gone")
+    assert (maker.take("wanted", b"made"), maker.n_made) == (b"made", 1)
+    assert (maker.take("wanted", b"not made"), maker.n_made) == (b"made", 1)
+
+
 def test_a_name_tells_of_words_names_and_bytes(tmp_path: Path) -> None:
     one, two = tmp_path / "one.h", tmp_path / "two.h"
     one.write_bytes(b"1")

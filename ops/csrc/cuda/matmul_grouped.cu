@@ -78,6 +78,9 @@ Error Launch(const HopperGrouped& call, Stream stream) {
 }  // namespace
 
 Error MatmulGrouped(const HopperGrouped& call, MatmulWay way, Stream stream) {
+  // Which group one is of is looked up by row, where there is room for one of each.
+  const MatmulInput& in = call.product.input;
+  if (in.x.stride == 0 && in.rows > call.groups) return "one row of x has more places than groups";
   switch (way) {
     case MatmulWay::kFew32:
       return Launch<32>(call, stream);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "experts.h"
 #include "hopper_device.h"
 #include "hopper_scaled.h"
 
@@ -116,8 +117,9 @@ Error QuantisePlain(const ScaledMatmulInput& in, int64_t behind, ElementType typ
 bool LiesBehind(const ScaledMatmulInput& in, const Rows& out, ElementType type) {
   const ScaledBeside& beside = in.beside;
   const int64_t of_element = type == ElementType::kFloat32 ? 4 : 2;
-  const bool is_on_vector = reinterpret_cast<uintptr_t>(beside.weight.values) % 16 == 0;
-  if (!is_on_vector || !LieBehind(beside.out, out, in.rows, of_element)) return false;
+  if (!IsOnVector(beside.weight.values) || !IsOnVector(beside.weight.scales)) return false;
+  if (in.experts >= kMostExpertsOfLayer) return false;  // it is counted as an expert more
+  if (!LieBehind(beside.out, out, in.rows, of_element)) return false;
   if (in.row != nullptr) return IsOfTheSameRows(in);
   const int64_t groups = (in.in + in.group - 1) / in.group;
   return LieBehind(beside.plain, in.plain, in.plain_rows, of_element) && beside.x.has_halves &&

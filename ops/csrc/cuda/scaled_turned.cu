@@ -61,7 +61,7 @@ Error Launch(const ScaledMatmulInput& in, const MatmulOutput& out, int processor
 
 bool HopperTakesScaled(const ScaledMatmulInput& in, ElementType out_type) {
   return in.in % 16 == 0 && in.x.has_halves && IsOnVector(in.x.values) &&
-         IsOnVector(in.weight.values) && in.experts < kMostGroups && in.out <= kMostScaledRows &&
+         IsOnVector(in.weight.values) && in.experts <= kMostGroups && in.out <= kMostScaledRows &&
          !(in.is_gated && out_type == ElementType::kFloat32);
 }
 

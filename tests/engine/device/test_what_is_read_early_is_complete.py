@@ -419,6 +419,12 @@ def test_an_experts_first_product_that_is_told_too_early_would_be_found(
     assert "expert_gate_up_silu behind norm_route" in conflicts(without)
 
 
+def lies_behind(own: Any, behind: Any) -> bool:
+    """Whether a tensor begins where another one ends, as those have it that multiply both."""
+    first, second = on_device(own), on_device(behind)
+    return bool(second.ctypes.data == first.ctypes.data + first.nbytes)
+
+
 @pytest.mark.parametrize("is_one", [True, False], ids=["one", "some"])
 def test_what_all_share_of_few_tokens_is_computed_beside_their_experts(
     make_checkpoint: Callable[..., Any], is_one: bool
@@ -436,6 +442,9 @@ def test_what_all_share_of_few_tokens_is_computed_beside_their_experts(
     assert names[at - 1 : at + 2] == [*wanted]
     first, second = (launches[at + i][1][-1] for i in range(2))
     assert first.out is second.x
+    x, room, _, _, out, _ = launches[at + 1][1]
+    for own, behind in ((x, second.x), (out, second.out), *zip(room, second.room, strict=True)):
+        assert lies_behind(own, behind), "it would be launched alone"
     assert conflicts(launches[: at + 2]) == []
 
 

@@ -7,9 +7,10 @@ namespace {
 
 int taken = -1;
 bool is_for_hopper = true;
-int quantised = 0;
+int quantised = 0, launched = 0;
 
 Error Take(ScaledWay way) {
+  launched++;
   taken = static_cast<int>(way);
   return nullptr;
 }
@@ -69,6 +70,36 @@ Error host_scaled_choice(int64_t rows, int64_t columns, int64_t out, bool is_gat
                               : ScaledMatmulBy(static_cast<ScaledWay>(way), in, to,
                                                ElementType::kBFloat16, nullptr);
   *found = taken;
+  *n_quantised = quantised;
+  return error;
+}
+
+// The second product of so many pairs of some tokens' experts, and beside it what these share,
+// which lies right behind; its weight, or that one's scales, begin so many bytes off a vector.
+Error host_scaled_beside(int64_t pairs, int64_t tokens, int64_t experts, int weight_off,
+                         int scales_off, int* n_launched, int* n_quantised) {
+  constexpr int64_t kColumns = 256, kOut = 64;
+  alignas(16) static char memory[32];
+  static char rows[1 << 22];
+  static float scales[1 << 14];
+  ScaledMatmulInput in{};
+  in.rows = in.plain_rows = pairs;
+  in.in = kColumns;
+  in.out = kOut;
+  in.group = kScaledGroup;
+  in.experts = experts;
+  in.plain = {rows, kColumns};
+  in.x = {reinterpret_cast<uint8_t*>(rows), scales, true};
+  const Rows to{rows, kOut};
+  in.beside.rows = tokens;
+  in.beside.plain = {rows + pairs * kColumns * 2, kColumns};
+  in.beside.x = {in.x.values + pairs * BytesOfRow(kColumns, true), scales + pairs * 2, true};
+  in.beside.weight = {reinterpret_cast<uint8_t*>(memory + weight_off),
+                      reinterpret_cast<float*>(memory + scales_off)};
+  in.beside.out = {rows + pairs * kOut * 2, kOut};
+  launched = quantised = 0;
+  const Error error = ScaledMatmul(in, to, ElementType::kBFloat16, nullptr);
+  *n_launched = launched;
   *n_quantised = quantised;
   return error;
 }

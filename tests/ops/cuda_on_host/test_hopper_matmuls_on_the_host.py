@@ -300,6 +300,15 @@ def test_one_row_has_the_bits_that_it_has_at_every_place(
     assert {way: text for way, text in differences.items() if text} == {}
 
 
+def test_more_places_of_one_row_than_there_are_groups_are_refused(
+    matmuls: host_matmul.HostMatmul,
+) -> None:
+    """Which group one has is looked up in memory that has room for one of each."""
+    for kind in ("bf16", "gated"):
+        case = OneRow(matmuls, kind, (3, 0), 40, 72)
+        assert "one row of x has more places than groups" in case.differs(3, seed=1)
+
+
 @pytest.mark.parametrize("way", GROUPED_WAYS)
 def test_whoever_comes_last_of_one_row_changes_no_bit(
     matmuls: host_matmul.HostMatmul, way: int

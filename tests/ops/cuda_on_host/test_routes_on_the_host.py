@@ -302,6 +302,15 @@ def test_a_norm_and_a_choice_have_the_bits_of_both(
     assert (case.launches == 1) is is_one
 
 
+def test_of_the_longest_rows_too(routes: host_routes.HostRoutes) -> None:
+    """Of which a cluster has as many threads as one may have."""
+    case = Case(routes, "qwen3", 1, 8_192, True)
+    parts, once = (case.normed(3, way, adds=True) for way in (False, True))
+    assert case.launches == 1
+    for key, values in parts.items():
+        np.testing.assert_array_equal(once[key], values, err_msg=key)
+
+
 @pytest.mark.parametrize(("name", "hidden"), [("glm", 264), ("qwen3", 2560)])
 def test_whoever_comes_last_of_a_cluster_changes_no_bit(
     routes: host_routes.HostRoutes, name: str, hidden: int

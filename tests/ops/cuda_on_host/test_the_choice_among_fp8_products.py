@@ -220,3 +220,20 @@ def test_sizes_beyond_those_that_are_counted_in_32_bits_are_refused(
     choice.of(rows, columns, 64)
     with pytest.raises(RuntimeError, match="x has too many"):
         choice.of(rows + (columns == 128), columns + (rows == 4) * 128, 64)
+
+
+def test_what_tokens_share_is_made_with_their_experts_where_its_weight_is_on_vectors(
+    choice: HostChoice,
+) -> None:
+    """Scales are read by vectors as the weight is: of both rows alike."""
+    assert choice.beside(64, 16, 8) == (1, 1)
+    assert choice.beside(64, 16, 8, weight_off=4) == (2, 2)
+    assert choice.beside(64, 16, 8, scales_off=4) == (2, 2)
+
+
+def test_of_as_many_experts_as_there_may_be_what_tokens_share_has_a_launch_of_its_own(
+    choice: HostChoice,
+) -> None:
+    """With them it would be counted as an expert more than there is room for."""
+    assert choice.beside(512, 64, 511) == (1, 1)
+    assert choice.beside(512, 64, 512) == (2, 2)

@@ -125,6 +125,8 @@ class HostDecode(host_orders.Ordered):
         error = self._library.host_attend(_words(words), scale, is_prompt)
         if error is not None:
             raise RuntimeError(error.decode())
+        if scratch[: 4 * sequences * heads].any():
+            raise RuntimeError("a launch leaves its counts of splits to the next one")
 
 
 def _words(values: tuple[Any, ...]) -> Any:

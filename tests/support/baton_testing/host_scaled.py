@@ -295,6 +295,7 @@ class HostChoice:
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         self._library.host_scaled_choice.restype = ctypes.c_char_p
+        self._library.host_scaled_beside.restype = ctypes.c_char_p
         self.ways = range(int(self._library.host_scaled_ways()))
         self.set()
 
@@ -331,3 +332,19 @@ class HostChoice:
         to = ctypes.byref(found), ctypes.byref(quantised)
         _check(self._library.host_scaled_choice(*sizes, *of_experts, *to))
         return Chosen(found.value, quantised.value)
+
+    def beside(
+        self, pairs: int, tokens: int, experts: int, *, weight_off: int = 0, scales_off: int = 0
+    ) -> tuple[int, int]:
+        """Return how often experts' second product and what all tokens share, which lies behind
+        it, are launched, and how often rows are quantised.
+
+        Args:
+            weight_off: so many bytes behind a vector the weight of what is shared begins.
+            scales_off: or its scales.
+        """
+        sizes = [ctypes.c_int64(size) for size in (pairs, tokens, experts)]
+        launched, quantised = ctypes.c_int(), ctypes.c_int()
+        to = ctypes.byref(launched), ctypes.byref(quantised)
+        _check(self._library.host_scaled_beside(*sizes, weight_off, scales_off, *to))
+        return launched.value, quantised.value

@@ -46,9 +46,7 @@ def take(kind: str, name: str, to: Path, make: Callable[[], None], folder: Path 
     """
     kept = folder / f"{name}.so"
     with _alone(folder, kind):
-        if kept.exists():
-            os.utime(kept)
-            shutil.copyfile(kept, to)
+        if _copy(kept, to):
             return
         make()
         half = folder / f"{name}.{os.getpid()}"
@@ -57,8 +55,26 @@ def take(kind: str, name: str, to: Path, make: Callable[[], None], folder: Path 
         _forget_oldest(folder)
 
 
+def _copy(kept: Path, to: Path) -> bool:
+    """Return whether it was still there: who makes another kind may have forgotten it just now."""
+    try:
+        os.utime(kept)
+        shutil.copyfile(kept, to)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _forget_oldest(folder: Path) -> None:
     """Of those that were not taken for longest, leave no more than are kept."""
-    by_age = sorted(folder.glob("*.so"), key=lambda path: path.stat().st_mtime_ns)
+    by_age = sorted(folder.glob("*.so"), key=_age)
     for path in by_age[:-MOST_KEPT]:
         path.unlink(missing_ok=True)
+
+
+def _age(path: Path) -> int:
+    """Return when it was taken last; of what others forgot meanwhile a time before all."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

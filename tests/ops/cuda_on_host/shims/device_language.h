@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "fibers.h"
+#include "late.h"
 
 #define __device__
 #define __host__
@@ -144,7 +145,11 @@ inline void ClusterStore(uint32_t at, float value) {
 inline float MaxOrNan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 inline float Reciprocal(float x) { return 1.0f / x; }
 inline void Prefetch(const void*) {}
-inline void WaitForGrids() { Me().waited_for_grids = true; }
+inline void WaitForGrids() {
+  Untouched* const untouched = Untouched::current;
+  if (untouched != nullptr && !untouched->Holds()) Fail("writes before it waited", 0);
+  Me().waited_for_grids = true;
+}
 inline void LetGridsStart() {
   if (!Me().waited_for_grids) Fail("lets grids start before it waited for those before", 0);
 }

@@ -22,6 +22,7 @@ namespace host_cuda {
 
 constexpr unsigned kWarpThreads = 32;
 constexpr size_t kStackBytes = 64 << 10;
+constexpr size_t kMostFibers = 16 * 1024;   // a cluster has no more blocks, nor a block threads
 constexpr size_t kSharedBytes = 256 << 10;  // the distance of two blocks' shared memory
 constexpr size_t kMostShared = 227 << 10;
 constexpr int kPoison = 0xa5;
@@ -255,7 +256,7 @@ inline void Prepare(unsigned n_blocks, unsigned threads) {
   const unsigned all = n_blocks * threads, warps = (threads + kWarpThreads - 1) / kWarpThreads;
   if (cluster.stacks == nullptr) {
     cluster.stacks =
-        static_cast<char*>(mmap(nullptr, 8 * 1024 * kStackBytes, PROT_READ | PROT_WRITE,
+        static_cast<char*>(mmap(nullptr, kMostFibers * kStackBytes, PROT_READ | PROT_WRITE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   }
   cluster.fibers.resize(all);

@@ -45,6 +45,35 @@ class Late {
   bool has_come_ = false;
 };
 
+// What grids before read or write still: nobody writes there before he waits. While one of these is
+// there the first who waits looks.
+class Untouched {
+ public:
+  Untouched() { current = this; }
+  ~Untouched() { current = nullptr; }
+  Untouched(const Untouched&) = delete;
+  Untouched& operator=(const Untouched&) = delete;
+
+  void Add(const void* place, int64_t bytes) {
+    const auto* from = static_cast<const char*>(place);
+    values_.emplace(from, std::vector<char>(from, from + bytes));
+  }
+  // Whether all is what it was, as far as anybody asks: those who come later may have written.
+  bool Holds() {
+    if (std::exchange(is_over_, true)) return true;
+    for (const auto& [place, values] : values_) {
+      if (memcmp(place, values.data(), values.size()) != 0) return false;
+    }
+    return true;
+  }
+
+  static inline Untouched* current;
+
+ private:
+  std::map<const char*, std::vector<char>> values_;  // by place
+  bool is_over_ = false;
+};
+
 }  // namespace host_cuda
 
 #endif  // BATON_TESTS_CUDA_ON_HOST_LATE_H_
