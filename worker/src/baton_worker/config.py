@@ -174,16 +174,16 @@ class EngineConfig(Section, frozen=True):
     output together; 0: what the model can. `prefill_chunk_tokens`: most prompt tokens in a step, no
     fewer than draft layers. `decode_prompt_chunk_tokens`: decode workers take whole prompts too,
     where gateways find prefill's line long, and compute so many of their tokens in a step, by which
-    their streams' gaps grow; 0: none. `prefix_caching`: requests that begin alike share the KV of
-    their common full blocks; outputs do not change, but `usage` and the time to the first token
-    tell a client whether others sent its prompt. `overlap`: launch each step before the output work
-    of the one before; outputs are the same. `tensor_parallel_size`: processes of this worker that
-    share each layer's heads and MLP; it must divide the model's attention heads, KV heads (gpus: or
-    be a multiple of these) and intermediate size. On gpus it is 1, 2, 4 or 8, a rank on each of the
-    first that the worker sees. `stuck_seconds`: how long a step may last before the worker counts
-    as hung and ends (or ten times as long as others of its size did, if that is more); from half of
-    that on it takes no new requests. `first_step_seconds`: the same for a step of a size that none
-    before it had, which may compile.
+    their streams' gaps grow; 16 at least, 0: none. `prefix_caching`: requests that begin alike
+    share the KV of their common full blocks; outputs do not change, but `usage` and the time to the
+    first token tell a client whether others sent its prompt. `overlap`: launch each step before the
+    output work of the one before; outputs are the same. `tensor_parallel_size`: processes of this
+    worker that share each layer's heads and MLP; it must divide the model's attention heads, KV
+    heads (gpus: or be a multiple of these) and intermediate size. On gpus it is 1, 2, 4 or 8, a
+    rank on each of the first that the worker sees. `stuck_seconds`: how long a step may last before
+    the worker counts as hung and ends (or ten times as long as others of its size did, if that is
+    more); from half of that on it takes no new requests. `first_step_seconds`: the same for a step
+    of a size that none before it had, which may compile.
     """
 
     device: Literal["cpu", "gpu", "sim"] = "cpu"

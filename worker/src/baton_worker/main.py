@@ -134,7 +134,7 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
                         help="sampling fields left out: the model's (%(default)s)")  # fmt: skip
     behind = DecodePromptsConfig().behind_tokens
     parser.add_argument("--decode-prompts-behind", type=int, default=behind, metavar="TOKENS",
-                        help="which line is long (%(default)s)")  # fmt: skip
+                        help="if more tokens wait at prefill; 0: never (%(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one line per process as it is ready")
     _add_log_flags(parser)
 
@@ -153,8 +153,8 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill-chunk", type=int, default=512, metavar="TOKENS",
                         help="most prompt tokens in a step (%(default)s)")  # fmt: skip
     parser.add_argument("--decode-prompt-chunk", type=int, default=0, metavar="TOKENS",
-                        help="decode computes prompts too, so many tokens in a step, while "
-                        "prefill's line is long (%(default)s: never)")  # fmt: skip
+                        help="decode computes prompts too, so many tokens in a step (16 or more), "
+                        "while prefill's line is long (%(default)s: never)")  # fmt: skip
     parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction, default=True,
                         help="share KV between requests that begin alike (on)")  # fmt: skip
     parser.add_argument("--engine", default="cpu", choices=["cpu", "gpu", "sim"],
