@@ -205,7 +205,8 @@ class GatewayService:
             with going_on("report_lag"):
                 self._link.set_lag(lag)
             if self._listening.look(now, lag):
-                log.warning("the event loop stood still", extra={"seconds": lag})
+                told = {"seconds": lag, "stood_still_seconds": max(own_lag, 0.0)}
+                log.warning("the event loop was late", extra=told)
             with going_on("expire_gaps"):
                 self.applier.expire_gaps(self._listening.judged)
             with going_on("expire_retries"):
