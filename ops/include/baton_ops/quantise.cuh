@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseKernel(Quantise
 
 // The same of groups of kScaledRange, with halves, where four columns are a vector: each lane has
 // four, which it reads once. The first rows' do all twice: the first time is for nobody, while the
-// kernel before still runs, and leaves nothing but this code in the caches, which that one's weights
-// have driven it out of.
+// kernel before still runs, and leaves nothing but this code in the caches, which that one's
+// weights have driven it out of.
 template <class E>
 __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseFoursKernel(QuantiseParams<E> p) {
   const int64_t row = blockIdx.x, lane = threadIdx.x % kWarp;
