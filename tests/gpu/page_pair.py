@@ -340,11 +340,15 @@ def exact(run: Run) -> str:
         lines += [f"- {line}" for line in one["first"]]
     head = ["KV over", "K", "requests", "greedy", "tokens", "KV", "drafts accepted", "differ",
             "equal (goal)"]  # fmt: skip
+    helping = [one for one in found if one.get("by_decode")]
+    own = sum(one["by_decode"] for one in helping)
+    ways = " and ".join(sorted({one["kv"] for one in helping}))
+    helped = f" With *{ways}* decode computes prompts too, {own:,.0f} of these." if ways else ""
     differing = "\n\nThe first that differ:\n\n" + "\n".join(lines) if lines else ""
     return f"""## The same bits
 
 Requests of every kind of sampling and of logprobs, many at once, of the pair at each K and of a
-mixed worker that drafts nothing: tokens, logprobs, alternatives, ranks, prompts' logprobs.
+mixed worker that drafts nothing: tokens, logprobs, alternatives, ranks, prompts' logprobs.{helped}
 
 {table(head, rows)}{differing}"""
 

@@ -256,6 +256,7 @@ def test_the_run_that_is_kept_makes_the_page_that_is_kept() -> None:
         for name, file in (
             ("exact", "results/exact-h100x2.json"),
             ("exact", "results/exact-ways-h100x2.json"),
+            ("exact", "results/exact-helped-h100x2.json"),
             ("kills", "results/kills-h100x2.json"),
             ("pull", "results/pull-h100x2.json"),
         )
