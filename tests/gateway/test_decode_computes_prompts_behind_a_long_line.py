@@ -239,6 +239,26 @@ def test_lines_are_counted_until_the_first_token_and_prompts_until_the_end():
     assert lines(workers) == {"p": (240, 240), "d": (80, 240)}
 
 
+def test_a_pods_decode_helps_though_another_pods_prefill_is_idle():
+    """That one's decode has so much to do that the prompt is not computed there."""
+    workers = LinkedWorkers("tiny", help_rule=RULE)
+    long = NEEDS._replace(max_tokens=170)
+
+    def up(pod, epoch):
+        for n, role in enumerate((Role.PREFILL, Role.DECODE)):
+            name = f"{role.label[0]}-{pod}"
+            workers.up(name, epoch + n, worker_info(name, role, pair_group=pod, **WILLING))
+
+    up("b", 1)
+    for _ in range(4):
+        assert workers.assign(long).worker_ids == ("p-b", "d-b")
+        workers.prompt_computed("p-b", long)
+    up("a", 3)
+    given_to = [workers.assign(NEEDS).worker_ids for _ in range(3)]
+    assert given_to == [("p-a", "d-a"), ("p-a", "d-a"), ("d-a",)]
+    assert lines(workers)["p-b"][0] == 0
+
+
 def test_choices_of_one_prompt_stay_together_where_it_is_computed_once():
     workers = linked()
     pairs = workers.assign_all([NEEDS] * 8)
