@@ -95,7 +95,7 @@ def test_every_number_and_every_halfway_is_rounded_as_defined(scaled: HostScaled
     np.testing.assert_array_equal(found.values, nearest_bits(x))
 
 
-@pytest.mark.parametrize("columns", [16, 128, 144, 656])
+@pytest.mark.parametrize("columns", [16, 128, 144, 656, 1024])
 @pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
 def test_halves_are_the_same_numbers_in_the_order_of_the_tensor_cores(
     scaled: HostScaled, columns: int, is_whole: bool
