@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from baton_testing.scripted_link import RowSpec, worker_info
 from baton_worker.config_decode_prompts import DecodePromptsConfig
-from baton_worker.gateway.serving.assignment import choose_all
 from baton_worker.gateway.serving.balance import Needs, WorkerLoad
 from baton_worker.gateway.serving.ejection import BACKOFF_SECONDS, EJECT_AFTER, Circuit
 from baton_worker.gateway.serving.helping import HelpRule, helper_of
@@ -39,15 +38,8 @@ def load(name, role, line=0, **facts):
     return WorkerLoad(worker_info(name, role, **facts), 1, line_tokens=line, **state)
 
 
-def pair_of(loads, needs=NEEDS, kept=frozenset()):
-    (pair,) = choose_all(loads, [needs], Pairing(), kept) or [None]
-    return pair
-
-
-def helper(*loads, needs=NEEDS, rule=RULE, kept=frozenset()):
-    """Return who helps with a prompt that a pair was found for."""
-    line = pair_of(loads, needs).prefill.line_tokens
-    found = helper_of(loads, needs, rule, line, kept=kept)
+def helper(*loads, needs=NEEDS, rule=RULE, **more):
+    found = helper_of(loads, needs, rule, **more)
     return found and found.info.worker_id
 
 
@@ -107,6 +99,7 @@ def test_a_feature_that_decode_lacks_leaves_the_request_to_others():
 def test_whose_room_is_kept_for_others_takes_none():
     workers = long_line(load("d", Role.DECODE, **WILLING))
     assert helper(*workers, kept={"d"}) is None
+    assert helper(*workers, load("idle", Role.PREFILL), kept={"idle"}) == "d"
 
 
 @pytest.mark.parametrize(("behind", "line"), [(100, 100), (0, 400)])
@@ -133,21 +126,6 @@ def test_the_pods_own_prefill_being_away_decode_takes_none_for_others():
     others = [load(f"{r.label}-b", r, 400, pair_group="b") for r in (Role.PREFILL, Role.DECODE)]
     assert helper(alone, gone, *others) is None
     assert helper(alone, load("p-a", Role.PREFILL, 300, pair_group="a"), *others) == "d-a"
-
-
-def test_what_counts_is_the_line_of_the_pair_that_was_found_and_no_other():
-    """Of a pod whose line is long decode helps although another pod's prefill is idle: this prompt
-    is not computed there.
-    """
-    pods = [
-        load("p-a", Role.PREFILL, 400, pair_group="a"),
-        load("d-a", Role.DECODE, pair_group="a", **WILLING),
-        load("p-b", Role.PREFILL, 10, pair_group="b"),
-        load("d-b", Role.DECODE, pair_group="b"),
-    ]
-    of_line = partial(helper_of, pods, NEEDS, RULE)
-    assert of_line(400).info.worker_id == "d-a"
-    assert of_line(10) is None
 
 
 LINES = st.integers(0, 600)
@@ -178,20 +156,32 @@ def test_whatever_the_fleet_decode_is_chosen_only_as_the_rule_says(fleet, behind
         for i, (role, line, is_willing, group, state) in enumerate(fleet)
     ]  # fmt: skip
     needs = Needs(n, 20, 0)
-    pair = pair_of(loads, needs)
-    if pair is None:
-        return  # nobody is asked for help
-    before = pair.prefill.line_tokens
-    chosen = helper_of(loads, needs, HelpRule(behind, slowness), before)
+    chosen = helper_of(loads, needs, HelpRule(behind, slowness))
     if chosen is None:
         return
-    role, line, is_willing, _, state = fleet[loads.index(chosen)]
+    pairing, i = Pairing(), loads.index(chosen)
+    role, line, is_willing, _, state = fleet[i]
     assert behind
     assert (role, is_willing, state) == (Role.DECODE, True, "")
-    allows = Pairing().allows
-    assert any(allows(p.info, chosen.info) for p in loads if p.info.role == Role.PREFILL)
-    assert before > behind, "never while the pair that was found has less before it"
-    assert slowness * (line + n) < before + n
+    usable = [
+        one
+        for one, (*_, of) in zip(loads, fleet, strict=True)
+        if one.info.role != Role.DECODE and of in ("", "no slot")
+    ]
+    decodes = [
+        one
+        for one, (role, *_, of) in zip(loads, fleet, strict=True)
+        if role is Role.DECODE and of in ("", "no slot")
+    ]
+    computing = [
+        one
+        for one in usable
+        if one.info.role == Role.MIXED or any(pairing.allows(one.info, d.info) for d in decodes)
+    ]
+    assert any(pairing.allows(p.info, chosen.info) for p in loads if p.info.role == Role.PREFILL)
+    for one in computing:
+        assert one.line_tokens > behind, "never while a worker that could has less before it"
+        assert slowness * (line + n) < one.line_tokens + n
 
 
 @given(LINES, LINES, st.integers(1, 600), st.floats(1, 8))
@@ -237,26 +227,6 @@ def test_lines_are_counted_until_the_first_token_and_prompts_until_the_end():
         workers.release(worker_id, NEEDS)
     workers.prompt_computed("gone", NEEDS)
     assert lines(workers) == {"p": (240, 240), "d": (80, 240)}
-
-
-def test_a_pods_decode_helps_though_another_pods_prefill_is_idle():
-    """That one's decode has so much to do that the prompt is not computed there."""
-    workers = LinkedWorkers("tiny", help_rule=RULE)
-    long = NEEDS._replace(max_tokens=170)
-
-    def up(pod, epoch):
-        for n, role in enumerate((Role.PREFILL, Role.DECODE)):
-            name = f"{role.label[0]}-{pod}"
-            workers.up(name, epoch + n, worker_info(name, role, pair_group=pod, **WILLING))
-
-    up("b", 1)
-    for _ in range(4):
-        assert workers.assign(long).worker_ids == ("p-b", "d-b")
-        workers.prompt_computed("p-b", long)
-    up("a", 3)
-    given_to = [workers.assign(NEEDS).worker_ids for _ in range(3)]
-    assert given_to == [("p-a", "d-a"), ("p-a", "d-a"), ("d-a",)]
-    assert lines(workers)["p-b"][0] == 0
 
 
 def test_choices_of_one_prompt_stay_together_where_it_is_computed_once():

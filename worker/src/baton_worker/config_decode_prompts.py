@@ -27,9 +27,9 @@ def check_chunk(tokens: int) -> None:
 class DecodePromptsConfig(Section, frozen=True):
     """When a decode worker that takes prompts (`engine.decode_prompt_chunk_tokens`) is given one.
 
-    `behind_tokens`: when the prefill worker that would compute it has more prompt tokens before it
-    than that, and its first token would come sooner from decode; 0: never. Counted are prompts of
-    this gateway whose first token has not come: others' are not seen. `slowness`: how many times
+    `behind_tokens`: when every prefill worker that could has more prompt tokens before it than
+    that, and the prompt's first token would come sooner from decode; 0: never. Counted are prompts
+    of this gateway whose first token has not come: others' are not seen. `slowness`: how many times
     as long as prefill decode takes for a token, in small chunks beside its streams.
     """
 

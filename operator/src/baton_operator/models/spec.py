@@ -145,8 +145,8 @@ class GatewaySpec(Model, frozen=True):
     ] = False  # fmt: skip
     decode_prompts_behind_tokens: Annotated[
         int,
-        about("Decode workers that compute prompts (engine.decodePromptChunkTokens) get one "
-              "whose prefill worker has more prompt tokens before it; 0: never.",
+        about("Decode workers that compute prompts (engine.decodePromptChunkTokens) get one when "
+              "each prefill worker has more prompt tokens before it; 0: never.",
               ge=0, le=1 << 30),
     ] = 8192  # fmt: skip
 

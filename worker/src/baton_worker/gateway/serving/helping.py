@@ -2,9 +2,9 @@
 
 Decode is bound by memory, so that its arithmetic lies idle while prompts wait for prefill's. A
 decode worker that says so takes whole prompts, in small chunks beside its streams. A prompt goes to
-one when who would compute it in the pair that was found has more before it than a bound, and it
-would have its first token sooner there: a token takes decode `slowness` times as long as prefill.
-Owns this rule; knows no clock, and no worker's lines but what this gateway put into them.
+one when all who could compute it for a pair have more before them than a bound, and it would have
+its first token sooner there: a token takes decode `slowness` times as long as prefill. Owns this
+rule; knows no clock, and no worker's lines but what this gateway put into them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton_worker.gateway.serving.balance import (
     partners_of,
     trusted,
 )
-from baton_worker.gateway.serving.pairing import Pairing, kind_of
+from baton_worker.gateway.serving.pairing import Kind, Pairing, kind_of
 from baton_worker.identity import Role
 from baton_worker.messages import DECODE_PROMPTS
 
@@ -29,7 +29,7 @@ class HelpRule(NamedTuple):
     """When decode is given a prompt.
 
     Attributes:
-        behind_tokens: prompt tokens that the pair's prefill worker must have more of before it; 0:
+        behind_tokens: prompt tokens that every prefill worker must have more of before it; 0:
             decode is given none.
         slowness: how many times as long decode takes for a prompt token.
     """
@@ -37,18 +37,14 @@ class HelpRule(NamedTuple):
     behind_tokens: int = 0
     slowness: float = 2.0
 
-    def is_long(self, line_tokens: int) -> bool:
-        """Whether decode is asked at all where prefill has such a line."""
-        return 0 < self.behind_tokens < line_tokens
-
     def prefers(self, n_tokens: int, line_tokens: int, decode_line_tokens: int) -> bool:
         """Whether a prompt of `n_tokens` goes to decode.
 
         Args:
-            line_tokens: prompt tokens before the pair's prefill.
+            line_tokens: prompt tokens before prefill, where they are fewest.
             decode_line_tokens: those before decode.
         """
-        if not self.is_long(line_tokens):
+        if not self.behind_tokens or line_tokens <= self.behind_tokens:
             return False
         return self.slowness * (decode_line_tokens + n_tokens) < line_tokens + n_tokens
 
@@ -65,7 +61,6 @@ def helper_of(
     loads: Sequence[WorkerLoad],
     needs: Needs,
     rule: HelpRule,
-    line_tokens: int,
     pairing: Pairing = WITHIN_REVISIONS,
     kept: Container[str] = frozenset(),
 ) -> WorkerLoad | None:
@@ -77,35 +72,47 @@ def helper_of(
     Args:
         loads: not changed.
         needs: of a request that a pair was found for.
-        line_tokens: before who computes prompts in that pair.
         kept: workers whose room is somebody else's.
     """
-    if not rule.is_long(line_tokens):
-        return None  # as of nearly every request
+    if not (rule.behind_tokens and any(rule.behind_tokens < load.line_tokens for load in loads)):
+        return None  # as of nearly every request: it costs a look at each line
     able = [
         load
         for load in trusted([one for one in loads if fits(one.info, needs)])
         if not (load.info.draining or load.is_full or load.info.worker_id in kept)
     ]
-    helpers = [load for load in _decodes(able, pairing) if _may_help(load, needs)]
-    if not helpers:
+    computing, decodes = _by_part(able, pairing)
+    helpers = [load for load in decodes if _may_help(load) and _has_place(load, needs)]
+    if not (helpers and computing):
         return None
     helper = min(helpers, key=_burden)
-    prefers = rule.prefers(needs.prompt_tokens, line_tokens, helper.line_tokens)
+    shortest = min(load.line_tokens for load in computing)
+    prefers = rule.prefers(needs.prompt_tokens, shortest, helper.line_tokens)
     return helper if prefers else None
 
 
-def _decodes(able: Sequence[WorkerLoad], pairing: Pairing) -> list[WorkerLoad]:
-    """Return who decodes in pairs of those who could serve now."""
-    kinds = {decode for of_one in partners_of(able, pairing).values() for decode in of_one}
-    return [load for load in able if kind_of(load.info) in kinds]
+def _by_part(
+    able: Sequence[WorkerLoad], pairing: Pairing
+) -> tuple[list[WorkerLoad], list[WorkerLoad]]:
+    """Return who computes prompts of those who could serve now, and who decodes for them."""
+    partners = partners_of(able, pairing)
+    decodes = {decode for of_prefill in partners.values() for decode in of_prefill}
+
+    def computes(kind: Kind) -> bool:
+        return kind[0] == Role.MIXED or bool(partners.get(kind))
+
+    kinds = [(load, kind_of(load.info)) for load in able]
+    return (
+        [load for load, kind in kinds if computes(kind)],
+        [load for load, kind in kinds if kind in decodes],
+    )
 
 
-def _may_help(load: WorkerLoad, needs: Needs) -> bool:
-    """Whether it is willing, has a place, and is trusted: who is ejected is tried by pairs, also
-    when that is due, for its short line would draw its every trial to where it has most to do.
+def _may_help(load: WorkerLoad) -> bool:
+    """Whether it is willing, and trusted: who is ejected is tried by pairs, also when that is due,
+    for its short line would draw its every trial to where it has most to do.
     """
-    return is_willing(load) and not load.circuit.is_ejected and _has_place(load, needs)
+    return is_willing(load) and not load.circuit.is_ejected
 
 
 def _has_place(load: WorkerLoad, needs: Needs) -> bool:

@@ -259,8 +259,7 @@ class LinkedWorkers:
         if pairs is None:
             return None
         if self._may_help and len(needs) == 1:
-            line = pairs[0].prefill.line_tokens
-            helper = helper_of(loads, needs[0], self._help_rule, line, self._pairing, kept)
+            helper = helper_of(loads, needs[0], self._help_rule, self._pairing, kept)
             pairs = pairs if helper is None else [Pair(helper, None)]
         for pair, one in zip(pairs, needs, strict=True):
             pair.prefill.line_tokens += one.prompt_tokens
