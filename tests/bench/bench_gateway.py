@@ -5,7 +5,8 @@ application on the real server; clients in another process read the streams over
 core" divides by the gateway's CPU seconds, the making of the records taken off. The baseline is the
 same server sending as many prepared chunks: what HTTP alone costs.
 
-    python tests/bench/bench_gateway.py [--seconds 3] [--streams 64] [--json FILE]
+    python tests/bench/bench_gateway.py [--seconds 3] [--streams 64] [--row-tokens 2]
+        [--completions] [--cases k=0 k=20] [--json FILE]
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import atexit
 import json
 import multiprocessing
+import os
 import socket
 import sys
 import tempfile
@@ -25,9 +27,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import uvicorn
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -45,8 +48,9 @@ from baton_worker.records.decode import decode_step
 from baton_worker.records.encode import encode_step
 from baton_worker.records.header import StepHeader
 
+Array = npt.NDArray[Any]
+
 TOKENS_PER_REQUEST = 512
-MEAN_TOKENS_PER_ROW = 2
 UNAPPLIED_STEPS = 4
 _PRINTABLE = (5, 90)  # ids of ASCII letters and signs: every row is text, so none is held back
 _INFO = WorkerInfo(
@@ -63,14 +67,27 @@ class Case:
     name: str
     k: int | None
 
-    @property
-    def body(self) -> dict[str, Any]:
-        base = {"messages": [{"role": "user", "content": "go"}], "stream": True}
-        base |= {"max_tokens": TOKENS_PER_REQUEST}
+    def body(self, path: str) -> dict[str, Any]:
+        """Return what that endpoint is asked."""
+        base: dict[str, Any] = {"stream": True, "max_tokens": TOKENS_PER_REQUEST}
+        if path == COMPLETIONS:
+            base |= {"prompt": [7, 8, 9]}
+            return base if self.k is None else base | {"logprobs": self.k}
+        base |= {"messages": [{"role": "user", "content": "go"}]}
         return base if self.k is None else base | {"logprobs": True, "top_logprobs": self.k}
 
 
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CASES = (Case("no logprobs", None), Case("k=0", 0), Case("k=5", 5), Case("k=20", 20))
+
+
+class Load(NamedTuple):
+    """What is asked, of which endpoint, for how long a case."""
+
+    seconds: float
+    streams: int
+    row_tokens: int
+    path: str
 
 
 @dataclass
@@ -83,8 +100,9 @@ class _Job:
 class BenchLink:
     """A GatewayLink whose one mixed worker has the next step ready whenever one is applied."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_tokens: int) -> None:
         self._rng = np.random.default_rng(1)
+        self._row_tokens = row_tokens
         self._jobs: dict[int, _Job] = {}
         self._inbox: deque[Command] = deque()
         self._ready = threading.Condition()
@@ -154,12 +172,21 @@ class BenchLink:
                 del self._jobs[job.handle]
         return encode_step(columns, header, max_bytes=2 << 20)
 
+    def _alternatives(self, n: Array, width: Array) -> Array:
+        """Return each token's alternatives, no two of which are the same."""
+        counts = np.repeat(np.maximum(width.astype(np.int64) - 1, 0), n)
+        low, high = _PRINTABLE
+        firsts = np.repeat(self._rng.integers(0, high - low, len(counts)), counts)
+        ends = np.cumsum(counts)
+        within = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
+        return ((firsts + within) % (high - low) + low).astype(np.int32)
+
     def _columns(self, jobs: list[_Job]) -> StepColumns:
-        """Rows of 1 to 3 tokens; the last row of a request ends it by length."""
+        """Rows of `row_tokens` in the mean; the last row of a request ends it by length."""
         position = np.array([job.position for job in jobs], np.uint32)
         width = np.array([job.width for job in jobs], np.uint8)
         left = TOKENS_PER_REQUEST - position.astype(np.int64)
-        n = np.minimum(self._rng.integers(1, 2 * MEAN_TOKENS_PER_ROW, len(jobs)), left)
+        n = np.minimum(self._rng.integers(1, 2 * self._row_tokens, len(jobs)), left)
         t = int(n.sum())
         with_logprobs = int((n * (width > 0)).sum())
         k = int((n * np.maximum(width.astype(np.int64) - 1, 0)).sum())
@@ -173,7 +200,7 @@ class BenchLink:
             token=self._rng.integers(*_PRINTABLE, t).astype(np.int32),
             logprob=-self._rng.random(with_logprobs).astype(np.float32),
             rank=np.ones(with_logprobs, np.int32),
-            topk_token=self._rng.integers(*_PRINTABLE, k).astype(np.int32),
+            topk_token=self._alternatives(n, width),
             topk_logprob=-self._rng.random(k).astype(np.float32),
             n_proposed=np.full(len(jobs), 2, np.uint8),
             n_accepted=(n - 1).astype(np.uint8),
@@ -194,9 +221,9 @@ def _model_folder(folder: Path) -> Path:
     return folder
 
 
-def _client(port: int, streams: int, body: bytes, pipe: Connection) -> None:
+def _client(port: int, path: str, streams: int, body: bytes, pipe: Connection) -> None:
     """Keep `streams` requests open until told to stop; count events. Runs in its own process."""
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     request = head.encode() + body
 
     async def one(stop: asyncio.Event) -> None:
@@ -221,11 +248,11 @@ def _client(port: int, streams: int, body: bytes, pipe: Connection) -> None:
 
 
 class _Clients:
-    def __init__(self, port: int, streams: int, body: dict[str, Any]) -> None:
+    def __init__(self, port: int, path: str, streams: int, body: dict[str, Any]) -> None:
         self._pipe, other = multiprocessing.Pipe()
         data = json.dumps(body).encode()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_client, args=(port, streams, data, other))
+        self._process = context.Process(target=_client, args=(port, path, streams, data, other))
         self._process.start()
 
     def stop(self) -> None:
@@ -241,6 +268,7 @@ class Measured:
 
     tokens: float
     cpu_seconds: float
+    kernel_seconds: float
     seconds: float
 
     @property
@@ -252,20 +280,24 @@ def _window(
     seconds: float, tokens: Callable[[], float], making_seconds: Callable[[], float]
 ) -> Measured:
     time.sleep(1.0)  # clients connect and every stream is under way
-    before = tokens(), time.process_time() - making_seconds(), time.monotonic()
+
+    def now() -> tuple[float, ...]:
+        cpu = time.process_time() - making_seconds()
+        return tokens(), cpu, os.times().system, time.monotonic()
+
+    before = now()
     time.sleep(seconds)
-    after = tokens(), time.process_time() - making_seconds(), time.monotonic()
-    return Measured(*(b - a for a, b in zip(before, after, strict=True)))
+    return Measured(*(b - a for a, b in zip(before, now(), strict=True)))
 
 
-def measure_gateway(seconds: float, streams: int, cases: Sequence[Case]) -> dict[str, Measured]:
+def measure_gateway(load: Load, cases: Sequence[Case]) -> dict[str, Measured]:
     """Return each case's rate."""
     model = tempfile.TemporaryDirectory()
     atexit.register(model.cleanup)  # the service reads it on its own thread, later
     tokenizer = load_tokenizer(_model_folder(Path(model.name)))
     gateway = GatewayConfig(http=HttpConfig(port=0))
     config = ProcessConfig(model=ModelConfig(model.name, "bench"), gateway=gateway)
-    link, registry = BenchLink(), CollectorRegistry()
+    link, registry = BenchLink(load.row_tokens), CollectorRegistry()
     factory = MetricFactory(registry, "bench", "gateway")
     service: list[GatewayService] = []
 
@@ -288,15 +320,16 @@ def measure_gateway(seconds: float, streams: int, cases: Sequence[Case]) -> dict
     ready.wait()
     results = {}
     for case in cases:
-        clients = _Clients(listener.getsockname()[1], streams, case.body)
-        results[case.name] = _window(seconds, tokens, lambda: link.making_seconds)
+        port, asked = listener.getsockname()[1], case.body(load.path)
+        clients = _Clients(port, load.path, load.streams, asked)
+        results[case.name] = _window(load.seconds, tokens, lambda: link.making_seconds)
         clients.stop()
     stop.set()
     thread.join()
     return results
 
 
-def measure_ceiling(seconds: float, streams: int) -> Measured:
+def measure_ceiling(load: Load) -> Measured:
     """Return the rate of the same server sending prepared chunks, one a row."""
     chunk = (
         b'data: {"id":"cmpl-0","created":1,"model":"bench","choices":[{"index":0,"text":" tokens"'
@@ -309,8 +342,8 @@ def measure_ceiling(seconds: float, streams: int) -> Measured:
         while (await receive())["more_body"]:
             pass
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        for _ in range(TOKENS_PER_REQUEST // MEAN_TOKENS_PER_ROW):
-            sent += MEAN_TOKENS_PER_ROW
+        for _ in range(TOKENS_PER_REQUEST // load.row_tokens):
+            sent += load.row_tokens
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await asyncio.sleep(0)  # a step of all streams, as when workers feed them
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -321,8 +354,8 @@ def measure_ceiling(seconds: float, streams: int) -> Measured:
     )
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
-    clients = _Clients(listener.getsockname()[1], streams, {})
-    measured = _window(seconds, lambda: float(sent), lambda: 0.0)
+    clients = _Clients(listener.getsockname()[1], load.path, load.streams, {})
+    measured = _window(load.seconds, lambda: float(sent), lambda: 0.0)
     clients.stop()
     server.should_exit = True
     thread.join()
@@ -335,29 +368,36 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="per case")
     parser.add_argument("--streams", type=int, default=64, help="requests open at once")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--row-tokens", type=int, default=2, help="tokens of a row, in the mean")
+    parser.add_argument("--completions", action="store_true", help="not of the chat endpoint")
+    names = [case.name for case in CASES]
+    parser.add_argument("--cases", nargs="+", choices=names, default=names, help="which of them")
     options = parser.parse_args()
-    ceiling = measure_ceiling(options.seconds, options.streams)
-    rates = measure_gateway(options.seconds, options.streams, CASES)
+    path = COMPLETIONS if options.completions else CHAT
+    load = Load(options.seconds, options.streams, options.row_tokens, path)
+    ceiling = measure_ceiling(load)
+    rates = measure_gateway(load, [case for case in CASES if case.name in options.cases])
     rows = [
-        {"case": "prepared chunks, same server", "tokens_per_second_per_core": ceiling.per_core}
-    ]
-    rows += [
         {
             "case": name,
             "tokens_per_second_per_core": rate.per_core,
             "tokens_per_second": rate.tokens / rate.seconds,
             "of_baseline": rate.per_core / ceiling.per_core,
+            "us_per_token": 1e6 / rate.per_core,
+            "kernel_us_per_token": 1e6 * rate.kernel_seconds / rate.tokens,
         }
-        for name, rate in rates.items()
+        for name, rate in {"prepared chunks, same server": ceiling, **rates}.items()
     ]
     if options.json:
-        result = {"bench": "gateway", "streams": options.streams, "rows": rows}
+        result = {"bench": "gateway", **load._asdict(), "rows": rows}
         options.json.write_text(json.dumps(result) + "\n")
-    sys.stdout.write(f"gateway, {options.streams} streams, {MEAN_TOKENS_PER_ROW} tokens a row\n")
+    sys.stdout.write(f"{path}, {load.streams} streams, {load.row_tokens} tokens a row\n")
     for row in rows:
-        share = f"{row['of_baseline']:.2f} of baseline" if "of_baseline" in row else "baseline"
-        rate = row["tokens_per_second_per_core"]
-        sys.stdout.write(f"  {row['case']:<30} {rate:>10,.0f} tokens/s per core   {share}\n")
+        sys.stdout.write(
+            f"  {row['case']:<30} {row['tokens_per_second_per_core']:>10,.0f} tokens/s per core   "
+            f"{row['of_baseline']:.2f} of baseline; {row['us_per_token']:.1f} us a token, "
+            f"{row['kernel_us_per_token']:.1f} of them the kernel's\n"
+        )
     return 0
 
 

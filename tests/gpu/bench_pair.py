@@ -42,6 +42,7 @@ from pair_numbers import capacity, poisson  # noqa: E402
 from pair_parts import (  # noqa: E402
     first_tokens,
     first_waits,
+    gateway_line,
     queue_numbers,
     steady_line,
     steady_numbers,
@@ -51,6 +52,7 @@ from pair_parts import (  # noqa: E402
 )
 from pair_report import Limit, Report, say  # noqa: E402
 from pair_sizes import AT_ONCE, FIRST_TOKENS, SIZES, Sizes  # noqa: E402
+from process_cpu import CpuWatch, spent  # noqa: E402
 from stream_clients import Served  # noqa: E402
 
 from baton_testing.exactness.asks import Ask  # noqa: E402
@@ -233,17 +235,22 @@ class Bench:
             for k in (None, TOP) if not number else ():
                 self._wide(pair, k, WARM_TOKENS, number)
             self.limit.need(2 * SECONDS_OF_WIDE + reserve_seconds, "a round of logprobs")
-            rates: dict[str, Any] = {}
+            rates: dict[str, Any] = {"cpu_us_per_token": {}}
             for k in (None, TOP) if number % 2 else (TOP, None):
-                served = self._wide(pair, k, self.sizes.wide.tokens, 1 + number)
+                with CpuWatch(pair.pids) as watch:
+                    served = self._wide(pair, k, self.sizes.wide.tokens, 1 + number)
                 phase = wide_phase(served, self.sizes.wide)
-                rates["none" if k is None else "top"] = phase.tokens_per_s
+                name = "none" if k is None else "top"
+                rates[name] = phase.tokens_per_s
+                cpu = {of: spent(seen, phase) for of, seen in watch.seen().items()}
+                rates["cpu_us_per_token"][name] = cpu
                 rates["client_busy"] = max(served.busy, rates.get("client_busy", 0.0))
             rates["ratio"] = rates["top"] / rates["none"]
             self.report.add("logprobs", rates)
             say(
                 f"{self.sizes.wide.streams} streams: {rates['none']:,.0f} tokens/s without, "
-                f"{rates['top']:,.0f} with k = {TOP}: {100 * rates['ratio']:.1f} %"
+                f"{rates['top']:,.0f} with k = {TOP}: {100 * rates['ratio']:.1f} %; "
+                f"{gateway_line(rates['cpu_us_per_token'])}"
             )
 
     def _wide(self, pair: Serving, k: int | None, tokens: int, number: int) -> Served:

@@ -48,6 +48,7 @@ STEADY = Group(
      "decode_chunk": WHOLE, "by_decode": LEAST,
      "queue": Group({"servers": WHOLE, "prompt_seconds": ABOVE, "p50": ABOVE, "p99": ABOVE})},
 )  # fmt: skip
+CPU = Group({"gateway": LEAST, "gateway_first_thread": LEAST, "decode": LEAST})
 RECORD = Group(
     {"machine": Group({}), "commit": TEXT, "model": TEXT, "sizes": Group({"wide": Group({})})},
     {"ttft": Several(Group({"prompt": WHOLE, "pair": FIRSTS, "mixed": FIRSTS,
@@ -55,7 +56,8 @@ RECORD = Group(
                            {"chunk": WHOLE, "handed_over": QUANTILE})),
      "steady": Several(STEADY),
      "capacity_tokens_per_s": Group({"computed": ABOVE, "handed_over": ABOVE}),
-     "logprobs": Several(Group({"none": ABOVE, "top": ABOVE, "ratio": ABOVE})),
+     "logprobs": Several(Group({"none": ABOVE, "top": ABOVE, "ratio": ABOVE},
+                               {"cpu_us_per_token": Group({"none": CPU, "top": CPU})})),
      "exact": Several(Group({"k": WHOLE, "requests": ABOVE, "tokens": LEAST, "differ": WHOLE,
                              "accepted_drafts": LEAST, "first": Several(TEXT)},
                             {"kv": TEXT, "greedy": WHOLE, "bytes": LEAST, "ways": Several(TEXT),
@@ -302,8 +304,10 @@ def scored(run: Run) -> str:
     if not rounds:
         return ""
     wide = run.record["sizes"]["wide"]
-    rows = [[n + 1, f"{one['none']:,.0f}", f"{one['top']:,.0f}", share(one["ratio"])]
-            for n, one in enumerate(rounds)]  # fmt: skip
+    rows = [
+        [n + 1, f"{one['none']:,.0f}", f"{one['top']:,.0f}", share(one["ratio"]), *_loop(one)]
+        for n, one in enumerate(rounds)
+    ]
     ratios = sorted(one["ratio"] for one in rounds)
     middle = (ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2
     name = f"tokens/s with logprobs, k = 20, over none, {wide['streams']} streams"
@@ -313,12 +317,24 @@ def scored(run: Run) -> str:
     of = f"the ratios of {len(rounds)} of {asked} rounds (*Not measured* has the others)"
     of = "the ratios" if len(rounds) == asked else of
     head = ["round", "none, tokens/s", "k = 20, tokens/s", "k = 20 over none"]
+    if _loop(rounds[0]):
+        head += ["the gateway's loop, none, us a token", "k = 20", "busy, none", "k = 20"]
     return f"""## Logprobs of every token
 
 {wide["streams"]} streams on 1P+1D, the phase in which all run; with and without in turns.
 The median of {of} is {share(middle)} ({told}); they lie between {between}.
 
 {table(head, rows)}"""
+
+
+def _loop(one: Record) -> list[str]:
+    """Return what the gateway's event loop took of a processor, if it was looked at."""
+    cpu = one.get("cpu_us_per_token")
+    if not cpu:
+        return []
+    took = {name: cpu[name]["gateway_first_thread"] for name in ("none", "top")}
+    busy = [share(took[name] * one[name] / 1e6) for name in took]
+    return [*(f"{us:.1f}" for us in took.values()), *busy]
 
 
 def exact(run: Run) -> str:

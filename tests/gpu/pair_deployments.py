@@ -141,6 +141,14 @@ class Serving:
         """Those of the workers."""
         return [line for line in self.processes if line["role"] != "gateway"]
 
+    @property
+    def pids(self) -> dict[str, list[int]]:
+        """Of the processes, by role, clients' too."""
+        found = {"clients": self.clients.pids}
+        for line in self.processes:
+            found.setdefault(line["role"], []).append(int(line["pid"]))
+        return found
+
     def wait_idle(self) -> None:
         """Wait until no process has a request; who leaves prefill has been counted before."""
         for line in self.processes:

@@ -159,6 +159,16 @@ def steady_line(record: Mapping[str, Any]) -> str:
     )
 
 
+def gateway_line(cpu: Mapping[str, Mapping[str, float]]) -> str:
+    """Return what the gateway's event loop took, by what was asked, in words."""
+    took = [[cpu[name][f"gateway_first_thread{of}"] for of in ("", "_kernel")] for name in ("none", "top")]
+    (without, system), (with_, system_with) = took
+    return (
+        f"the gateway's loop took {without:.1f} and {with_:.1f} us a token, "
+        f"{system:.1f} and {system_with:.1f} of them in the kernel"
+    )
+
+
 def shown_ms(told: Mapping[str, Any]) -> str:
     """Return a quantile in milliseconds."""
     return "-" if told["value"] is None else f"{1e3 * told['value']:.2f}"

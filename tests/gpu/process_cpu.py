@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +30,8 @@ def spent(seen: Sequence[tuple[float, float]], phase: Phase) -> float:
 class CpuWatch:
     """Looks at groups of processes every tenth of a second, in a thread; a context.
 
-    Of each process's first thread it keeps account apart: the event loop, the engine's loop.
+    Of each process's first thread it keeps account apart: the event loop, the engine's loop; and of
+    what of that is the kernel's.
     """
 
     def __init__(self, pids: Mapping[str, Sequence[int]]) -> None:
@@ -63,11 +65,19 @@ class CpuWatch:
         for name, pids in self._pids.items():
             wholes = (f"/proc/{pid}/stat" for pid in pids)
             firsts = (f"/proc/{pid}/task/{pid}/stat" for pid in pids)
-            for shown, files in ((name, wholes), (f"{name}_first_thread", firsts)):
-                total = sum(map(_seconds, files))
+            whole, first = (_seconds(files) for files in (wholes, firsts))
+            found = {name: sum(whole), f"{name}_first_thread": sum(first)}
+            for shown, total in {**found, f"{name}_first_thread_kernel": first.kernel}.items():
                 self._seen.setdefault(shown, []).append((time.monotonic(), total))
 
 
-def _seconds(stat: str) -> float:
-    fields = Path(stat).read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+class _Cpu(NamedTuple):
+    own: float
+    kernel: float
+
+
+def _seconds(stats: Iterable[str]) -> _Cpu:
+    """Return what processes or threads took: for their own code, and in the kernel for them."""
+    fields = [Path(stat).read_text().rpartition(")")[2].split() for stat in stats]
+    own, kernel = (sum(int(one[at]) for one in fields) / CLOCK_TICKS for at in (11, 12))
+    return _Cpu(own, kernel)

@@ -12,10 +12,9 @@ the matter of `faults`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -78,14 +77,34 @@ def report(where: str, error: BaseException, *, is_fatal: bool = False) -> None:
     )
 
 
-@contextlib.contextmanager
-def going_on(where: str, otherwise: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Report an exception of the body, do `otherwise`, and go on behind it."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - it is told
-        report(where, error)
-        otherwise()
+def _nothing() -> None:
+    """Do nothing else."""
+
+
+class going_on:  # noqa: N801 - a context, which is used as a word
+    """Report an exception of the body, do `otherwise`, and go on behind it.
+
+    A class of its own, for it stands around every row that a gateway applies: of a generator's
+    context the standard library makes four calls, each as dear as what is done within.
+    """
+
+    __slots__ = ("_otherwise", "_where")
+
+    def __init__(self, where: str, otherwise: Callable[[], None] = _nothing) -> None:
+        self._where, self._otherwise = where, otherwise
+
+    def __enter__(self) -> None:
+        """Do nothing: all is done behind the body."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> bool:
+        """Tell of an exception; what is none (a cancelled task, an exit) goes on its way."""
+        if not isinstance(error, Exception):
+            return False
+        report(self._where, error)
+        self._otherwise()
+        return True
 
 
 def begin(

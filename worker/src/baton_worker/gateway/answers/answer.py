@@ -7,10 +7,10 @@ and an error before the first token can still have its status. Owns no JSON shap
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from baton_worker.gateway.answers import event_stream
 from baton_worker.gateway.answers.event_stream import EventStream
@@ -72,34 +72,51 @@ class GenerationAnswer:
             self._cancel(self._generation, "client_gone")
 
     async def _stream(self, send: Send) -> None:
-        async with EventStream(send, self._headers(), self._comment_seconds) as stream:
+        queue = self._generation.queue
+        async with EventStream(send, self._headers(), self._comment_seconds, queue) as stream:
             try:
-                deltas = await self._generation.queue.take()
+                deltas = await queue.take()
             except ApiError as error:
                 if stream.has_begun:
-                    await self._body(stream.send, event_stream.error_event(error), more=False)
+                    await stream.send(_part(event_stream.error_event(error), more=False))
                 else:
                     await self._refuse(send, error)
                 return
             await stream.begin()
             await self._all_events(stream.send, deltas)
 
-    async def _all_events(self, send: Send, deltas: Iterable[Delta]) -> None:
+    async def _all_events(self, send: Send, deltas: Sequence[Delta]) -> None:
         queue, form = self._generation.queue, self._form
         for payload in form.opening():
-            await self._body(send, event_stream.events([payload]), more=True)
-            await self._did(len(payload) // _BYTES_PER_ENTRY)
+            await send(_part(event_stream.events([payload])))
+            if self._is_turn_due(len(payload) // _BYTES_PER_ENTRY):
+                await self._turn()
         try:
             while deltas:
-                await self._events(send, deltas)
+                if (run := self._small_events(deltas)) is None:
+                    await self._events(send, deltas)
+                elif run:
+                    await send(_part(run))
                 deltas = await queue.take()
         except ApiError as error:
-            await self._body(send, event_stream.error_event(error), more=False)
+            await send(_part(event_stream.error_event(error), more=False))
             return
         tail = event_stream.events(form.closing(usage_of(self._generation)))
-        await self._body(send, tail + event_stream.DONE, more=False)
+        await send(_part(tail + event_stream.DONE, more=False))
 
-    async def _events(self, send: Send, deltas: Iterable[Delta]) -> None:
+    def _small_events(self, deltas: Sequence[Delta]) -> bytes | None:
+        """Return the events of deltas for which no turn is due, or None: what nearly always comes,
+        at the least expense.
+        """
+        form = self._form
+        entries = self._entries + sum([form.entries(delta) for delta in deltas])
+        if entries >= SLICE_ENTRIES:
+            return None
+        self._entries = entries
+        payloads = [form.chunk(delta) for delta in deltas]
+        return event_stream.events([payload for payload in payloads if payload is not None])
+
+    async def _events(self, send: Send, deltas: Sequence[Delta]) -> None:
         """Send an event per delta; those of small deltas that come together go out together."""
         form, payloads = self._form, list[bytes]()
         for delta in deltas:
@@ -108,26 +125,29 @@ class GenerationAnswer:
                 payload = form.chunk(delta)
                 if payload is not None:
                     payloads.append(payload)
-                if await self._did(entries) and payloads:
-                    await self._body(send, event_stream.events(payloads), more=True)
-                    payloads = []
+                if self._is_turn_due(entries):
+                    await self._turn()
+                    if payloads:
+                        await send(_part(event_stream.events(payloads)))
+                        payloads = []
                 continue
             if payloads:
-                await self._body(send, event_stream.events(payloads), more=True)
+                await send(_part(event_stream.events(payloads)))
                 payloads = []
             await self._large_event(send, delta)
         if payloads:
-            await self._body(send, event_stream.events(payloads), more=True)
+            await send(_part(event_stream.events(payloads)))
 
     async def _large_event(self, send: Send, delta: Delta) -> None:
         parts = self._form.parts(delta.choice_index)
         for entries in parts.add(delta):
-            await self._did(entries)
-        await self._body(send, event_stream.BEGIN, more=True)
+            if self._is_turn_due(entries):
+                await self._turn()
+        await send(_part(event_stream.BEGIN))
         for block in blocks(self._form.large_chunk(parts)):
-            await self._body(send, block, more=True)
+            await send(_part(block))
             await self._turn()
-        await self._body(send, event_stream.END, more=True)
+        await send(_part(event_stream.END))
 
     async def _whole(self, send: Send) -> None:
         parts = [self._form.parts(i) for i in range(self._generation.request.n_choices)]
@@ -135,7 +155,8 @@ class GenerationAnswer:
             while deltas := await self._generation.queue.take():
                 for delta in deltas:
                     for entries in parts[delta.choice_index].add(delta):
-                        await self._did(entries)
+                        if self._is_turn_due(entries):
+                            await self._turn()
         except ApiError as error:
             await self._refuse(send, error)
             return
@@ -146,27 +167,17 @@ class GenerationAnswer:
         headers = _json_headers(sum(map(len, body))) + self._headers()
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for block in body:
-            await self._body(send, block, more=True)
+            await send(_part(block))
             await self._turn()
-        await self._body(send, b"", more=False)
+        await send(_part(b"", more=False))
 
-    async def _did(self, entries: int) -> bool:
-        """Count work; True if it was time for everybody else to have a turn."""
+    def _is_turn_due(self, entries: int) -> bool:
+        """Count work; True if it is time for everybody else to have a turn."""
         self._entries += entries
         if self._entries < SLICE_ENTRIES:
             return False
         self._entries = 0
-        await self._turn()
         return True
-
-    async def _body(self, send: Send, data: bytes, *, more: bool) -> None:
-        """Send; what piles up meanwhile is held up by the client."""
-        queue = self._generation.queue
-        queue.is_held_up = True
-        try:
-            await _body(send, data, more=more)
-        finally:
-            queue.is_held_up = False
 
     async def _refuse(self, send: Send, error: ApiError) -> None:
         headers = self._headers() + ([_NO_RETRY] if error.is_final else [])
@@ -191,7 +202,11 @@ async def send_json(
     if retry_after_seconds is not None:
         headers.append((b"retry-after", str(retry_after_seconds).encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await _body(send, body, more=False)
+    await send(_part(body, more=False))
+
+
+def _part(body: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}
 
 
 async def _turn_of_the_loop() -> None:
@@ -200,7 +215,3 @@ async def _turn_of_the_loop() -> None:
 
 def _json_headers(n_bytes: int) -> list[tuple[bytes, bytes]]:
     return [(b"content-type", b"application/json"), (b"content-length", str(n_bytes).encode())]
-
-
-async def _body(send: Send, data: bytes, *, more: bool) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": more})

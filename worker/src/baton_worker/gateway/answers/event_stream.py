@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from types import TracebackType
+from typing import Protocol
 
 from starlette.types import Message, Send
 
@@ -28,12 +29,23 @@ _HEADERS = [
 
 def events(payloads: Iterable[bytes]) -> bytes:
     """Return JSON payloads, which hold no line breaks, as one run of events."""
-    return b"".join([b"data: %b\n\n" % payload for payload in payloads])
+    return b"".join([BEGIN + payload + END for payload in payloads])
 
 
 def error_event(error: ApiError) -> bytes:
     """Return the event that ends a stream whose status line has long been sent."""
     return events([error.encode()])
+
+
+class Reader(Protocol):
+    """Who makes what is sent."""
+
+    is_held_up: bool
+    """Whether it waits for its client."""
+
+
+class _Nobody:
+    is_held_up = False
 
 
 class EventStream:
@@ -44,14 +56,22 @@ class EventStream:
     """
 
     def __init__(
-        self, send: Send, headers: Sequence[tuple[bytes, bytes]], comment_seconds: float
+        self,
+        send: Send,
+        headers: Sequence[tuple[bytes, bytes]],
+        comment_seconds: float,
+        reader: Reader | None = None,
     ) -> None:
-        """Prepare; nothing is sent before `begin` or a comment. 0 seconds: no comments."""
+        """Prepare; nothing is sent before `begin` or a comment. 0 seconds: no comments.
+
+        `reader` is told while a client holds up what it sends.
+        """
+        self._reader = reader or _Nobody()
         self._send = send
         self._headers = [*_HEADERS, *headers]
         self._comment_seconds = comment_seconds
         self._comments: asyncio.Task[None] | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._commenting = asyncio.Lock()
         self._is_quiet = self._is_between_events = True
         self.has_begun = False
 
@@ -69,24 +89,29 @@ class EventStream:
 
     async def begin(self) -> None:
         """Send the status line, if no comment did."""
-        async with self._one_at_a_time:
+        async with self._commenting:
             await self._begin()
 
     async def send(self, message: Message) -> None:
-        """Send a body message."""
-        self._is_quiet = False
-        async with self._one_at_a_time:
+        """Send a body message; who calls awaits one before the next."""
+        self._is_quiet, self._reader.is_held_up = False, True
+        try:
+            if self._commenting.locked():  # seldom: a lock that is taken each time costs as much
+                async with self._commenting:  # as half of what is sent
+                    pass
             if not message["more_body"]:
                 self._stop()  # here, where no comment, perhaps with the status line, is on its way
             self._is_between_events = message["body"].endswith(END)
             await self._send(message)
+        finally:
+            self._reader.is_held_up = False
 
     async def _comment(self) -> None:
         while True:
             self._is_quiet = True
             await asyncio.sleep(self._comment_seconds)
-            async with self._one_at_a_time:
-                if self._is_quiet and self._is_between_events:
+            async with self._commenting:
+                if self._is_quiet and self._is_between_events and not self._reader.is_held_up:
                     await self._begin()
                     body = {"type": "http.response.body", "body": COMMENT, "more_body": True}
                     await self._send(body)

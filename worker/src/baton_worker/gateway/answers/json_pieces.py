@@ -6,7 +6,7 @@ never as one string.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -73,6 +73,23 @@ def members(fields: Iterable[tuple[str, Iterable[bytes]]]) -> Iterator[bytes]:
         yield from pieces
         mark = b","
     yield b"}" if mark == b"," else b"{}"
+
+
+class Around:
+    """What stands around a part of JSON that changes: the rest of it is encoded once."""
+
+    __slots__ = ("_begin", "_end")
+
+    _PLACE = b"\0"
+    """No JSON has one."""
+
+    def __init__(self, whole: Callable[[Iterable[bytes]], Iterable[bytes]]) -> None:
+        """`whole`: makes the JSON with these pieces in its place."""
+        self._begin, self._end = b"".join(whole([self._PLACE])).split(self._PLACE)
+
+    def with_(self, part: bytes) -> bytes:
+        """Return the JSON with this part."""
+        return self._begin + part + self._end
 
 
 def array(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ Pure. Owns that a delta has exactly one entry per token and that JSON never sees
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -47,7 +48,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     """
 
     tokens: list[str]
-    token_logprobs: list[float | None]
+    token_logprobs: Sequence[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
@@ -122,19 +123,23 @@ def completion_logprobs(
     """
     name = vocabulary.names.__getitem__
     names, logprobs = list(map(name, delta.token_ids)), finite(delta.logprobs)
-    top_names, top_logprobs = list(map(name, delta.topk_tokens)), finite(delta.topk_logprobs)
-    top: list[dict[str, float] | None] = []
-    for i, (token, logprob) in enumerate(zip(names, logprobs, strict=True)):
-        part = slice(i * k, (i + 1) * k)
-        alternatives = dict(zip(top_names[part], top_logprobs[part], strict=True))
-        if len(alternatives) < k:  # two tokens of one text: the more likely one counts
-            alternatives = first_wins(top_names[part], top_logprobs[part])
-        alternatives.setdefault(token, logprob)
-        top.append(alternatives)
+    top: list[dict[str, float] | None]
+    if not k:
+        top = [{token: logprob} for token, logprob in zip(names, logprobs, strict=True)]
+    else:
+        top_names, top_logprobs = list(map(name, delta.topk_tokens)), finite(delta.topk_logprobs)
+        top = []
+        for i, token in enumerate(names):
+            part = slice(i * k, (i + 1) * k)
+            alternatives = dict(zip(top_names[part], top_logprobs[part], strict=True))
+            if len(alternatives) < k:  # two tokens of one text: the more likely one counts
+                alternatives = first_wins(top_names[part], top_logprobs[part])
+            alternatives.setdefault(token, logprobs[i])
+            top.append(alternatives)
     offsets = delta.text_offsets
     if n_before:
         offsets = [n_before + offset for offset in offsets]
-    return CompletionLogprobs(names, list(logprobs), top, offsets)
+    return CompletionLogprobs(names, logprobs, top, offsets)
 
 
 def first_wins(names: list[str], logprobs: list[float]) -> dict[str, float]:
@@ -147,6 +152,8 @@ def first_wins(names: list[str], logprobs: list[float]) -> dict[str, float]:
 
 def finite(logprobs: list[float]) -> list[float]:
     """Return `logprobs` with FLOOR for what JSON or a reader could not digest (NaN included)."""
+    if len(logprobs) == 1 and FLOOR < logprobs[0] < 1.0:
+        return logprobs
     if not logprobs or (min(logprobs) > FLOOR and math.isfinite(sum(logprobs))):
         return logprobs
     return [value if FLOOR < value < 1.0 else FLOOR for value in logprobs]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, UnsetType
 
 from baton_worker.gateway.answers.choice_parts import ChatParts, Field
-from baton_worker.gateway.answers.json_pieces import array, encode, members
+from baton_worker.gateway.answers.json_pieces import Around, array, encode, members
 from baton_worker.gateway.answers.logprob_entries import (
     ChatDraftLogprobs,
     ChatLogprobs,
@@ -44,16 +44,6 @@ class _ChunkChoice(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class _Chunk(msgspec.Struct):
-    id: str
-    created: int
-    model: str
-    choices: list[_ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: Raw | UnsetType = UNSET
-    object: str = "chat.completion.chunk"
-
-
 class ChatFormat:
     """The answers to one chat request; see `formats.Format`."""
 
@@ -70,13 +60,16 @@ class ChatFormat:
         self._id = request_id
         self._model = model
         self._created = created
-        self._no_usage: UnsetType | None = None if request.include_usage else UNSET
+        self._no_usage = [b"null"] if request.include_usage else []
+        self._around = Around(lambda choice: self._chunk([choice], self._no_usage))
+        self._shows_tokens = request.shows_tokens
 
     def opening(self) -> Iterator[bytes]:
         """Yield the chunks before any token: each choice's role."""
-        ids = Raw(encode(self._request.prompts[0])) if self._request.return_token_ids else UNSET
+        ids = [encode(self._request.prompts[0])] if self._request.return_token_ids else []
         for i in range(self._request.n_choices):
-            yield self._chunk(_ChunkChoice(i, _Message("", "assistant"), None, None), ids)
+            choice = encode(_ChunkChoice(i, _Message("", "assistant"), None, None))
+            yield b"".join(self._chunk([[choice]], self._no_usage, ids))
 
     def entries(self, delta: Delta) -> int:
         """Return the work that `chunk` would be, in entries."""
@@ -85,26 +78,25 @@ class ChatFormat:
     def chunk(self, delta: Delta) -> bytes | None:
         """Return a delta's chunk, or None when it would tell the client nothing."""
         request = self._request
-        if not delta.tells(request.shows_tokens):
+        if not delta.tells(self._shows_tokens):
             return None
-        return self._chunk(
-            _ChunkChoice(
-                delta.choice_index,
-                _Message(delta.text),
-                self._logprobs(delta),
-                delta.finish_reason,
-                delta.token_ids if request.return_token_ids else UNSET,
-                delta.steps if request.step_details else UNSET,
-                self._draft_logprobs(delta),
-                self._prompt_logprobs(delta) if delta.prompt else UNSET,
-            )
+        choice = _ChunkChoice(
+            delta.choice_index,
+            _Message(delta.text),
+            self._logprobs(delta),
+            delta.finish_reason,
+            delta.token_ids if request.return_token_ids else UNSET,
+            delta.steps if request.step_details else UNSET,
+            self._draft_logprobs(delta),
+            self._prompt_logprobs(delta) if delta.prompt else UNSET,
         )
+        return self._around.with_(encode(choice))
 
     def closing(self, usage: Usage) -> list[bytes]:
         """Return the chunks after the last token."""
         if not self._request.include_usage:
             return []
-        return [encode(_Chunk(self._id, self._created, self._model, [], usage))]
+        return [b"".join(self._chunk([], [encode(usage)]))]
 
     def parts(self, choice_index: int) -> ChatParts:
         """Return an empty choice: of one chunk, or of a whole answer."""
@@ -112,8 +104,7 @@ class ChatFormat:
 
     def large_chunk(self, parts: ChatParts) -> Iterator[bytes]:
         """Yield the chunk of a delta that is too large to be made at once."""
-        usage = [] if self._no_usage is UNSET else [encode(self._no_usage)]
-        return self._answer([parts.pieces(whole=False)], usage, [], b'"chat.completion.chunk"')
+        return self._chunk([parts.pieces(whole=False)], self._no_usage)
 
     def response(self, choices: Sequence[ChatParts], usage: Usage) -> Iterator[bytes]:
         """Yield the whole answer; `choices` are complete, in index order."""
@@ -151,7 +142,10 @@ class ChatFormat:
         k = self._request.prompt_logprobs_k
         return [None, *prompt_logprobs(delta.prompt, k, self._vocabulary)] if k >= 0 else UNSET
 
-    def _chunk(self, choice: _ChunkChoice, prompt_ids: Raw | UnsetType = UNSET) -> bytes:
-        return encode(
-            _Chunk(self._id, self._created, self._model, [choice], self._no_usage, prompt_ids)
-        )
+    def _chunk(
+        self,
+        choices: Iterable[Iterable[bytes]],
+        usage: Sequence[bytes],
+        prompt_ids: Sequence[bytes] = (),
+    ) -> Iterator[bytes]:
+        return self._answer(choices, usage, prompt_ids, b'"chat.completion.chunk"')

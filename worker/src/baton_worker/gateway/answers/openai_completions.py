@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from baton_worker.gateway.answers.choice_parts import CompletionParts, Field
-from baton_worker.gateway.answers.json_pieces import array, encode, members
+from baton_worker.gateway.answers.json_pieces import Around, array, encode, members
 from baton_worker.gateway.answers.logprob_entries import (
     CompletionDraftLogprobs,
     CompletionLogprobs,
@@ -45,15 +45,6 @@ class _Choice(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class _Answer(msgspec.Struct):
-    id: str
-    created: int
-    model: str
-    choices: list[_Choice]
-    usage: Usage | UnsetType | None = UNSET
-    object: str = "text_completion"
-
-
 class CompletionFormat:
     """The answers to one completion request; see `formats.Format`."""
 
@@ -70,7 +61,9 @@ class CompletionFormat:
         self._id = request_id
         self._model = model
         self._created = created
-        self._no_usage: UnsetType | None = None if request.include_usage else UNSET
+        self._no_usage = [b"null"] if request.include_usage else []
+        self._around = Around(lambda choice: self._answer([choice], self._no_usage))
+        self._shows_tokens = request.shows_tokens
         self._unseen = set(range(request.n_choices))
         self._texts: dict[int, PromptText] = {}
 
@@ -87,11 +80,12 @@ class CompletionFormat:
 
     def chunk(self, delta: Delta) -> bytes | None:
         """Return a small delta's chunk, or None when it would tell the client nothing."""
-        if not delta.tells(self._request.shows_tokens):
+        if not delta.tells(self._shows_tokens):
             return None
-        choice = self._choice(delta, with_prompt=delta.choice_index in self._unseen)
-        self._unseen.discard(delta.choice_index)
-        return self._encode([choice], self._no_usage)
+        is_first = delta.choice_index in self._unseen
+        if is_first:
+            self._unseen.discard(delta.choice_index)
+        return self._around.with_(encode(self._choice(delta, with_prompt=is_first)))
 
     def parts(self, choice_index: int) -> CompletionParts:
         """Return an empty choice: of one chunk, or of a whole answer."""
@@ -104,12 +98,13 @@ class CompletionFormat:
 
     def large_chunk(self, parts: CompletionParts) -> Iterator[bytes]:
         """Yield the chunk of a delta that is too large to be made at once."""
-        usage = [] if self._no_usage is UNSET else [encode(self._no_usage)]
-        return self._answer([parts.pieces()], usage)
+        return self._answer([parts.pieces()], self._no_usage)
 
     def closing(self, usage: Usage) -> list[bytes]:
         """Return the chunks after the last token."""
-        return [self._encode([], usage)] if self._request.include_usage else []
+        if not self._request.include_usage:
+            return []
+        return [b"".join(self._answer([], [encode(usage)]))]
 
     def response(self, choices: Sequence[CompletionParts], usage: Usage) -> Iterator[bytes]:
         """Yield the whole answer; `choices` are complete, in index order."""
@@ -140,20 +135,19 @@ class CompletionFormat:
 
     def _choice(self, delta: Delta, *, with_prompt: bool) -> _Choice:
         request = self._request
-        ids = request.return_token_ids
-        prompt, echoed = request.prompt_of(delta.choice_index), None
+        ids, k = request.return_token_ids, request.prompt_logprobs_k
+        echoed = None
         if request.echo:
             echoed = self._text(delta.choice_index)
             for _ in echoed.find():
                 pass
-        k = request.prompt_logprobs_k
         return _Choice(
             delta.choice_index,
             echoed.text + delta.text if echoed and with_prompt else delta.text,
             self._logprobs(delta, echoed, with_prompt=with_prompt),
             delta.finish_reason,
             delta.token_ids if ids else UNSET,
-            prompt if ids and with_prompt else UNSET,
+            request.prompt_of(delta.choice_index) if ids and with_prompt else UNSET,
             delta.steps if request.step_details else UNSET,
             self._draft_logprobs(delta),
             [None, *prompt_logprobs(delta.prompt, k, self._vocabulary)]
@@ -184,6 +178,3 @@ class CompletionFormat:
         if not self._request.params.logprobs.draft_logprobs:
             return UNSET
         return completion_draft_logprobs(delta, self._vocabulary)
-
-    def _encode(self, choices: list[_Choice], usage: Usage | UnsetType | None) -> bytes:
-        return encode(_Answer(self._id, self._created, self._model, choices, usage))

@@ -82,6 +82,9 @@ class ClientQueue:
                 await self._waiter
             finally:
                 self._waiter = None
+        if len(self._deltas) <= MAX_TAKEN:
+            taken, self._deltas, self._tokens = self._deltas, [], 0
+            return taken
         taken, self._deltas = self._deltas[:MAX_TAKEN], self._deltas[MAX_TAKEN:]
         self._tokens -= sum([len(delta.token_ids) for delta in taken])
         return taken

@@ -60,6 +60,9 @@ class Merged(NamedTuple):
     prompt: tuple[ScoredRow, ...] = ()
 
 
+_new = tuple.__new__
+"""Makes one of all its values, for what is made once a row; see `records.rows`."""
+
 _DUPLICATE = Merged(duplicates=1)
 _NOTHING = Merged()
 _ONE_HELD = Merged(held=1)
@@ -126,7 +129,7 @@ class RowMerge:
         """
         if row.attempt != self.attempt:
             return Merged(stale=True)
-        finish = _end_of(row)
+        finish = _ENDS.get(row.flags & FINISH_MASK, Finish.NONE)
         if finish in _AT_ONCE:
             return Merged(finish=finish)
         if row.prompt_tokens is not None:
@@ -163,7 +166,8 @@ class RowMerge:
             return Merged(fault=Fault.OVERLAP_MISMATCH)
         if n > skip:
             delivered.extend(tokens[skip:] if skip else tokens)
-            return Merged((Part(row, skip),), finish)
+            part = _new(Part, (row, skip))
+            return _new(Merged, ((part,), finish, None, 0, 0, False, ()))
         if finish:
             return Merged(finish=finish)
         return _DUPLICATE if n else _NOTHING

@@ -83,6 +83,10 @@ class Delta(NamedTuple):
         return self._replace(text="", steps=(), prompt=(), **part)
 
 
+_new = tuple.__new__
+"""Makes one of all its values, for what is made once a row; see `records.rows`."""
+
+
 class SequenceOutput:
     """Turns the merged rows of one choice into deltas.
 
@@ -153,13 +157,11 @@ class SequenceOutput:
         Raises:
             LogprobsMissingError: a row has other logprob columns than the request asked for.
         """
-        deltas = []
-        for part in parts:
-            ends = finish is Finish.STOP and part.row.finish is Finish.STOP
-            deltas.append(self._deliver(part, ends=ends))
-            if deltas[-1].finish_reason:
-                break
-        delta = deltas[0] if len(deltas) == 1 else joined(deltas or [self._nothing])
+        if len(parts) == 1:  # what nearly every row adds
+            ends = finish is Finish.STOP and parts[0].row.finish is Finish.STOP
+            delta = self._deliver(parts[0], ends=ends)
+        else:
+            delta = self._deliver_all(parts, finish)
         if delta.finish_reason:
             return delta
         if finish in _REASONS:
@@ -167,6 +169,15 @@ class SequenceOutput:
             reason = "stop" if stopped else _REASONS[finish]
             return delta._replace(text=delta.text + tail, finish_reason=reason)
         return delta
+
+    def _deliver_all(self, parts: Sequence[Part], finish: Finish) -> Delta:
+        deltas = []
+        for part in parts:
+            ends = finish is Finish.STOP and part.row.finish is Finish.STOP
+            deltas.append(self._deliver(part, ends=ends))
+            if deltas[-1].finish_reason:
+                break
+        return joined(deltas or [self._nothing])
 
     def tell_prompt(self, told: tuple[ScoredRow, ...], prompt: Sequence[int], k: int) -> Delta:
         """Return the delta that tells the prompt's logprobs.
@@ -188,18 +199,19 @@ class SequenceOutput:
         row, skip = part
         tokens = row.tokens[skip:] if skip else row.tokens
         textual = tokens[:-1] if ends else tokens
-        if self._stops is None and not self._want_offsets:
+        offsets: list[int] = []
+        if self._stops is None and (not self._want_offsets or len(tokens) == 1):
             text, used, reason = self._detokeniser.feed(textual), len(tokens), None
-            offsets: list[int] = []
+            if self._want_offsets:
+                offsets = [self._characters]
+                self._characters += len(text)
         else:
             text, used, reason, offsets = self._feed_each(textual, ends=ends)
         self._count(part, used)
         if used < len(tokens):
             tokens = tokens[:used]
-        if self._k < 0:
-            delta = Delta(self._index, text, tokens, [], [], [], [], reason)
-        else:
-            delta = Delta(self._index, text, tokens, *self._logprobs(part, used), offsets, reason)
+        told = ([], [], []) if self._k < 0 else self._logprobs(part, used)
+        delta = _new(Delta, (self._index, text, tokens, *told, offsets, reason, (), (), ()))
         if self._want_drafts:
             delta = delta._replace(drafts=tuple(_draft_scores(part, used)))
         if self._steps_of is None:
@@ -259,8 +271,9 @@ class SequenceOutput:
         """A row's first `n_accepted` tokens are drafts; one that was cut off was not given out."""
         row, skip = part
         self.n_tokens += used
-        self.accepted += min(row.n_accepted, skip + used) - min(row.n_accepted, skip)
-        self.rejected += row.n_proposed - row.n_accepted
+        if row.n_proposed:
+            self.accepted += min(row.n_accepted, skip + used) - min(row.n_accepted, skip)
+            self.rejected += row.n_proposed - row.n_accepted
 
 
 class PromptAlone(SequenceOutput):

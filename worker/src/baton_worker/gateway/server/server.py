@@ -30,6 +30,11 @@ from baton_worker.supervision import begin
 STALLED_CLIENT_SECONDS = 30
 """How long a connection may hold data that its client does not take, before the kernel ends it."""
 
+_YOUNG_OBJECTS = 50_000
+"""Objects more than there were at which the collector looks at the young ones. A step of 256 rows
+is some 5,000, which go by themselves when they are sent: Python's own 700 would have each of them
+looked at several times.
+"""
 _GRACE_SECONDS = 2
 _BACKLOG = 2048
 
@@ -123,6 +128,7 @@ async def _serve_api(
         ends = [asyncio.ensure_future(end.wait()) for end in (stopping, service.broken)]
         gc.collect()
         gc.freeze()  # what exists now lives for ever: later collections need not walk it
+        gc.set_threshold(_YOUNG_OBJECTS)
         on_ready()
         await asyncio.wait({running, *ends}, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from baton_worker.gateway.errors import (
     SUSPECT_REQUEST,
@@ -43,6 +44,13 @@ _IN_ORDER = (Finish.STOP, Finish.LENGTH)
 _AT_ONCE = (Finish.ERROR, Finish.ABORT)
 
 
+class _Now(NamedTuple):
+    """When a batch is applied: `time` of the clock, `listened` of that by which others are late."""
+
+    time: float
+    listened: float
+
+
 class Applier:
     """Turns link events into what clients and accounts see."""
 
@@ -50,6 +58,7 @@ class Applier:
         self._link, self._workers, self._requests, self._metrics, *clocks = parts
         self._clock, self._listened = clocks
         self._retrier = retrier
+        self._gaps: dict[float, int] = {}
 
     def apply(self, events: Sequence[GatewayLinkEvent]) -> None:
         """Apply one batch of events in order."""
@@ -167,7 +176,7 @@ class Applier:
             self._metrics.workers(role.label, self._workers.count(role))
 
     def _step(self, event: StepReceived) -> None:
-        now, worker_id = self._clock(), event.worker_id
+        now, worker_id = _Now(self._clock(), self._listened()), event.worker_id
         from_decode = event.meta.role == Role.DECODE
         for row in rows(event.columns):
             live = self._requests.get(row.handle)
@@ -181,10 +190,11 @@ class Applier:
                 is_new = row.attempt == live.key.attempt
                 if live.computing and live.merge.next_position > live.began_at:
                     self._requests.prompt_computed(live)
-                if from_decode and is_new and live.merge.next_position > row.position:
-                    self._decode_spoke(live, worker_id)
+                if from_decode and is_new and len(live.sources) > 1:
+                    self._decode_may_speak(live, row, worker_id)
                 if is_good and is_new:
                     self._went_well(live, worker_id)
+        self._tell_gaps()
 
     def _not_applied(self, live: LiveRequest, worker_id: str) -> None:
         with going_on("row", partial(self._break_off, live)):
@@ -203,36 +213,35 @@ class Applier:
         if row.finish is Finish.NONE:
             self._requests.aborts.send_for_row(worker_id, RequestKey(row.handle, row.attempt))
 
-    def _decode_spoke(self, live: LiveRequest, decode_id: str) -> None:
-        """Decode holds the whole state now: prefill is done, and its loss would do no harm."""
-        if len(live.sources) > 1:
+    def _decode_may_speak(self, live: LiveRequest, row: Row, decode_id: str) -> None:
+        """Once decode holds the whole state prefill is done, and its loss would do no harm."""
+        if live.merge.next_position > row.position:
             for source in live.sources:
                 if source != decode_id:
                     self._requests.release_source(live, source)
                     self._retrier.worked(live, source, is_whole=True)
 
-    def _row(self, live: LiveRequest, row: Row, worker_id: str, now: float) -> bool:
+    def _row(self, live: LiveRequest, row: Row, worker_id: str, now: _Now) -> bool:
         """Merge a row and deliver what it adds; whether its worker did what it should."""
         if row.n_reused and row.attempt == live.key.attempt:
             live.n_reused = row.n_reused
-        merged = live.merge.offer(row, self._listened())
-        if merged.held:
-            self._requests.note_held(live, merged.held)
-        if merged.stale:
+        merged = live.merge.offer(row, now.listened)
+        parts, finish, fault, duplicates, held, is_stale, prompt = merged
+        if held:
+            self._requests.note_held(live, held)
+        if is_stale:
             self._metrics.dropped("stale_attempt")
-        elif merged.duplicates:
-            self._metrics.dropped("echo" if row.is_echo else "duplicate", merged.duplicates)
-        if merged.prompt and not self._deliver_prompt(live, merged.prompt, worker_id):
+        elif duplicates:
+            self._metrics.dropped("echo" if row.is_echo else "duplicate", duplicates)
+        if prompt and not self._deliver_prompt(live, prompt, worker_id):
             return False
-        if (merged.parts or merged.finish in _IN_ORDER) and not self._deliver(
-            live, merged, worker_id, now
-        ):
+        if (parts or finish in _IN_ORDER) and not self._deliver(live, merged, worker_id, now.time):
             return False
-        if merged.finish in _AT_ONCE:
+        if finish in _AT_ONCE:
             self._worker_gave_up(live, row, worker_id)
-        elif merged.fault is not None:
-            self._fault(live, merged.fault)
-        return merged.finish not in _AT_ONCE and merged.fault is None
+        elif fault is not None:
+            self._fault(live, fault)
+        return finish not in _AT_ONCE and fault is None
 
     def _deliver(self, live: LiveRequest, merged: Merged, worker_id: str, now: float) -> bool:
         """Queue what a row adds; False if it lacks what was asked for."""
@@ -282,8 +291,14 @@ class Applier:
             self._metrics.ttft.observe(now - generation.arrived)
         if live.last_row and n_tokens:
             gap = (now - live.last_row) / n_tokens
-            self._metrics.inter_token.observe_many(gap, n_tokens)
+            self._gaps[gap] = self._gaps.get(gap, 0) + n_tokens
         live.last_row = now
+
+    def _tell_gaps(self) -> None:
+        """Count the gaps of a step: those who were in the step before have the same ones."""
+        gaps, self._gaps = self._gaps, {}
+        for gap, n_tokens in gaps.items():
+            self._metrics.inter_token.observe_many(gap, n_tokens)
 
     def _worker_gave_up(self, live: LiveRequest, row: Row, worker_id: str) -> None:
         """Prefill may give up a handoff whose acknowledgement was lost: decode goes on."""

@@ -9,24 +9,28 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Mapping
 
-_NewDecoder = codecs.getincrementaldecoder("utf-8")
-
-
 class Detokeniser:
     """The text of one growing sequence."""
 
-    __slots__ = ("_bytes", "_decode")
+    __slots__ = ("_bytes", "_unfinished")
 
     def __init__(self, text_bytes: Mapping[int, bytes]) -> None:
         """`text_bytes`: what each token id adds to the text (`Vocabulary.text_bytes`)."""
         self._bytes = text_bytes
-        self._decode = _NewDecoder("replace").decode
+        self._unfinished = b""
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """Return the characters that these tokens complete."""
         text_bytes = self._bytes
-        return self._decode(b"".join([text_bytes[i] for i in token_ids]))
+        data = b"".join([text_bytes[i] for i in token_ids])
+        if self._unfinished:
+            data = self._unfinished + data
+        text, used = codecs.utf_8_decode(data, "replace")
+        self._unfinished = data[used:]
+        return text
 
     def flush(self) -> str:
         """Return U+FFFD for an unfinished character at the end of the sequence, else nothing."""
-        return self._decode(b"", True)
+        text, _ = codecs.utf_8_decode(self._unfinished, "replace", True)
+        self._unfinished = b""
+        return text
