@@ -179,7 +179,8 @@ class BenchLink:
         firsts = np.repeat(self._rng.integers(0, high - low, len(counts)), counts)
         ends = np.cumsum(counts)
         within = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
-        return ((firsts + within) % (high - low) + low).astype(np.int32)
+        found: Array = ((firsts + within) % (high - low) + low).astype(np.int32)
+        return found
 
     def _columns(self, jobs: list[_Job]) -> StepColumns:
         """Rows of `row_tokens` in the mean; the last row of a request ends it by length."""

@@ -161,7 +161,10 @@ def steady_line(record: Mapping[str, Any]) -> str:
 
 def gateway_line(cpu: Mapping[str, Mapping[str, float]]) -> str:
     """Return what the gateway's event loop took, by what was asked, in words."""
-    took = [[cpu[name][f"gateway_first_thread{of}"] for of in ("", "_kernel")] for name in ("none", "top")]
+    took = [
+        [cpu[name][f"gateway_first_thread{of}"] for of in ("", "_kernel")]
+        for name in ("none", "top")
+    ]
     (without, system), (with_, system_with) = took
     return (
         f"the gateway's loop took {without:.1f} and {with_:.1f} us a token, "

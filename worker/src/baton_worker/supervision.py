@@ -81,7 +81,7 @@ def _nothing() -> None:
     """Do nothing else."""
 
 
-class going_on:  # noqa: N801 - a context, which is used as a word
+class going_on:
     """Report an exception of the body, do `otherwise`, and go on behind it.
 
     A class of its own, for it stands around every row that a gateway applies: of a generator's

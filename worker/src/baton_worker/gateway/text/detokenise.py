@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Mapping
 
+
 class Detokeniser:
     """The text of one growing sequence."""
 
