@@ -196,8 +196,8 @@ def test_drafts_are_the_oracles(
     assert hits >= len(prompts) - 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["ernie-interleaved", "qwen3-experts"])
-@pytest.mark.fast_cases(1)
 def test_nothing_around_a_request_changes_a_bit(
     make: Any, load_model: Any, make_bench: Any, hand_over: Any, make_prompts: Any, case: str
 ) -> None:
