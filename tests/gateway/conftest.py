@@ -16,6 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from baton_testing.plain_http import NO_AUTHORITIES
 from baton_testing.scripted_link import EOS, ScriptedLink
 from baton_worker.config import (
     GatewayConfig,
@@ -66,6 +67,14 @@ def tokenizer(model_folder: Path) -> GatewayTokenizer:
     return load_tokenizer(model_folder)
 
 
+class _Plain(openai.DefaultHttpxClient):
+    """As the openai client makes its own: what nobody closes is closed when nobody knows it."""
+
+    def __del__(self) -> None:
+        if not self.is_closed:
+            self.close()
+
+
 @dataclass
 class Running:
     """A served gateway and the link behind it."""
@@ -79,10 +88,11 @@ class Running:
 
     def openai(self, **options: Any) -> openai.OpenAI:
         options = {"api_key": "none", "max_retries": 0, "timeout": 60.0} | options
-        return openai.OpenAI(base_url=f"{self.url}/v1", **options)
+        client = _Plain(verify=NO_AUTHORITIES)
+        return openai.OpenAI(base_url=f"{self.url}/v1", http_client=client, **options)
 
     def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60.0, **options)
+        return httpx.Client(base_url=self.url, timeout=60.0, verify=NO_AUTHORITIES, **options)
 
     def ask(self, body: Mapping[str, object]) -> "Asked":
         """Post a completion, on a thread of its own."""
@@ -230,7 +240,7 @@ def echo_script(submit: Any) -> list[int]:
 
 
 def _wait_ready(running: Running) -> None:
-    with httpx.Client(base_url=running.health_url, timeout=60.0) as client:
+    with httpx.Client(base_url=running.health_url, timeout=60.0, verify=NO_AUTHORITIES) as client:
         limit = time.monotonic() + 60.0
         while client.get("/readyz").status_code != 200:
             assert time.monotonic() < limit, "the gateway did not become ready"

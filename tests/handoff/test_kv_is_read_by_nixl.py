@@ -229,6 +229,7 @@ def test_two_introductions_at_once_have_the_same_end(decode: Decode, owner: Owne
     ended(decode.pull(pool, owner.lend())).check()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ucx")
 def test_agents_of_pools_that_nobody_knows_any_more_are_forgotten(
     decode: Decode, owners: Callable[..., Owner]

@@ -244,7 +244,8 @@ def test_of_several_gpus_one_job_that_runs_alone_takes_its_own_and_others_go_on(
     assert [running.gpu_for(job, 3) for job in (first, some, on_all)] == [None] * 3
 
 
-@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 3])
 def test_outcomes_of_all_processes_are_told_and_those_of_one_that_died_are_failures(
     tmp_path: Path, most: int
 ) -> None:

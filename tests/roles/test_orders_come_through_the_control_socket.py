@@ -11,6 +11,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton_testing.plain_http import NO_AUTHORITIES
 from baton_worker.config import ConfigError, ControlConfig, HttpConfig
 from baton_worker.control import run_control
 from baton_worker.http_edge.metrics import HttpMetrics
@@ -57,7 +58,8 @@ class Worker:
                 self.is_draining = order == "drain"
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=self.path)) as client:
+        transport = httpx.HTTPTransport(uds=self.path, verify=NO_AUTHORITIES)
+        with httpx.Client(transport=transport) as client:
             return client.request(method, f"http://localhost{path}", **request)  # type: ignore[arg-type]
 
     def close(self) -> None:
@@ -79,7 +81,9 @@ def test_the_port_of_probes_takes_no_order_from_anybody(
 ) -> None:
     body = b'{"num_speculative_tokens": 3}'
     for headers in ({}, JSON, {"content-type": "text/plain"}):
-        reply = httpx.request(method, worker.health.url + path, content=body, headers=headers)
+        reply = httpx.request(
+            method, worker.health.url + path, verify=NO_AUTHORITIES, content=body, headers=headers
+        )
         assert reply.status_code == 405
         assert "control.socket" in reply.json()["error"]
     assert worker.given == []

@@ -335,6 +335,7 @@ class NixlPair(Pair):
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (1, 2), (4, 2), (2, 1)])
+@pytest.mark.fast_cases(1)
 def test_what_is_read_while_it_is_computed_says_the_same(
     stack: contextlib.ExitStack, prefill: int, decode: int
 ) -> None:

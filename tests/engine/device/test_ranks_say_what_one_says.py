@@ -166,8 +166,8 @@ def test_every_family(make_checkpoint: Callable[..., Any], family: str) -> None:
     near(said[1], said[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mimo", "glm4_moe", "deepseek_v3"])
-@pytest.mark.fast_cases(1)
 def test_a_quantised_model(make_checkpoint: Callable[..., Any], family: str) -> None:
     """Ranks have whole groups, so they quantise what one does. Sums over ranks are rounded apart,
     and where that takes an activation over a step of e4m3, a logprob moves by what it is worth.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton_testing.numpy_device import NumpyDevice
+from baton_testing.numpy_device import FILLER, MAPPED_FROM_BYTES, NumpyDevice
 from baton_testing.numpy_kernels import NumpyKernels
 from baton_worker.engine.api import DeviceError
 
@@ -153,3 +153,16 @@ def test_more_memory_than_there_is_is_refused() -> None:
         device.empty((21,), "uint8")
     del tensor
     assert device.memory() == (100, 100, 80)
+
+
+def test_memory_of_the_host_is_filler_and_its_askers_own_however_much_it_is(
+    device: NumpyDevice,
+) -> None:
+    for n_bytes in (100, MAPPED_FROM_BYTES, MAPPED_FROM_BYTES + 4097, MAPPED_FROM_BYTES):
+        first, second = device.host(n_bytes), device.host(n_bytes)
+        assert len(first) == len(second) == n_bytes
+        assert (first == FILLER).all()
+        first[:] = 1
+        assert (second == FILLER).all()
+        assert (device.host(n_bytes) == FILLER).all()
+        assert (first == 1).all()

@@ -459,6 +459,7 @@ def test_a_sum_right_behind_an_experts_first_product_of_many_rows_would_be_found
     assert {*conflicts(without, "many")} == {"combine_norm behind norm_route"}
 
 
+@pytest.mark.slow
 def test_keys_that_attention_reads_early_are_those_of_earlier_launches() -> None:
     device = NumpyDevice(64 << 20)
     kernels = EarlyKeys(device)

@@ -57,7 +57,10 @@ def _submits() -> list[tuple[str, Any, Submit]]:
     return cases
 
 
-@pytest.mark.parametrize(("engine", "overlap"), [("paddle", False), ("sim", True)])
+@pytest.mark.parametrize(
+    ("engine", "overlap"), [pytest.param("paddle", False, marks=pytest.mark.slow), ("sim", True)]
+)
+@pytest.mark.fast_cases(1)  # a simulated engine is the same beside either bench
 def test_every_number_of_a_submit_is_refused_or_survived(
     make_bench: Callable[..., Any], make_sim_bench: Callable[..., Any], engine: str, overlap: bool
 ) -> None:

@@ -115,6 +115,7 @@ def prompts(make_prompts: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.fast_cases(1)
 def test_what_is_said_is_the_oracles_with_any_k_and_in_a_pair(
     make: Any, load_model: Any, make_bench: Any, hand_over: Any, prompts: Any, case: str
 ) -> None:
@@ -196,8 +197,8 @@ def test_drafts_are_the_oracles(
     assert hits >= len(prompts) - 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["ernie-interleaved", "qwen3-experts"])
-@pytest.mark.fast_cases(1)
 def test_nothing_around_a_request_changes_a_bit(
     make: Any, load_model: Any, make_bench: Any, hand_over: Any, make_prompts: Any, case: str
 ) -> None:

@@ -13,7 +13,8 @@ from baton_worker.records.columns import ErrorCode, Finish
 ENGINES = ("paddle", "device")
 
 
-@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
 def test_500_mixed_requests_leave_no_trace(
     make_bench: Any, make_prompts: Any, overlap: bool
 ) -> None:

@@ -265,38 +265,40 @@ def matmul(x: Array, weight: Array, out: Array) -> None:
     assert x.shape == (len(out), weight.shape[1]), (x.shape, weight.shape, out.shape)
     assert out.shape[1] == len(weight), (weight.shape, out.shape)
     vector = _vector(x.shape[1])
-    for row, values in enumerate(x):
-        vector[:] = values
-        with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
+        for row, values in enumerate(x):
+            vector[:] = values
             out[row] = weight @ vector
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def _norm(x: Array, weight: Array, eps: float) -> Array:
-    wide = x.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        scale = 1.0 / np.sqrt((wide * wide).sum() / len(wide) + eps)
-        return np.asarray((wide * scale * weight).astype(np.float32))
+    """Return rows [..., D] normed: a row's sum is over memory that lies as if it were alone."""
+    wide = x.astype(np.float64, order="C")
+    scale = 1.0 / np.sqrt((wide * wide).sum(axis=-1, keepdims=True) / wide.shape[-1] + eps)
+    return np.asarray((wide * scale * weight).astype(np.float32))
 
 
 def _add_norm(x: Array | None, residual: Array, weight: Array, eps: float, out: Array) -> None:
     assert residual.shape == out.shape, (residual.shape, out.shape)
-    for row in range(len(residual)):
-        if x is not None:
-            with np.errstate(invalid="ignore", over="ignore"):
-                residual[row] += x[row]
-        out[row] = _norm(residual[row], weight, eps)
+    if x is not None:
+        with np.errstate(invalid="ignore", over="ignore"):
+            residual += x[: len(residual)]
+    out[:] = _norm(residual, weight, eps)
 
 
-def _rotated(head: Array, cos: Array, sin: Array, style: str) -> Array:
-    half = len(cos)
+@np.errstate(invalid="ignore", over="ignore")
+def _rotated(heads: Array, cos: Array, sin: Array, style: str) -> Array:
+    """Return heads [tokens, heads, D], turned by the angles [tokens, D / 2] of their places."""
+    half = cos.shape[-1]
     pick = (
-        (slice(None, half), slice(half, None))
-        if style == "half"
-        else (slice(0, None, 2), slice(1, None, 2))
+        (..., slice(None, half)) if style == "half" else (..., slice(0, None, 2)),
+        (..., slice(half, None)) if style == "half" else (..., slice(1, None, 2)),
     )
-    out = np.empty_like(head)
-    out[pick[0]] = head[pick[0]] * cos - head[pick[1]] * sin
-    out[pick[1]] = head[pick[1]] * cos + head[pick[0]] * sin
+    cos, sin = cos[:, None], sin[:, None]
+    out = np.empty_like(heads)
+    out[pick[0]] = heads[pick[0]] * cos - heads[pick[1]] * sin
+    out[pick[1]] = heads[pick[1]] * cos + heads[pick[0]] * sin
     return out
 
 
@@ -305,30 +307,31 @@ def _rope_store(
 ) -> None:
     n_tokens, n_heads, head_dim = query.shape
     n_kv_heads, block_size = kv.shape[3:5]
+    n_turned = n_heads + n_kv_heads
     with np.errstate(invalid="ignore", over="ignore"):
         biased = qkv if rotation.bias is None else qkv + rotation.bias
-    heads = biased.reshape(n_tokens, -1, head_dim)
-    for token in range(n_tokens):
-        sequence, position = int(places.sequence[token]), int(places.position[token])
-        if sequence < 0:
-            continue
-        column, offset = divmod(position, block_size)
-        table = places.tables[sequence]
-        block = int(table[column]) if column < len(table) else NULL_BLOCK
-        to = kv[TRASH_BLOCK if block == NULL_BLOCK else block, layer]
-        cos, sin = rotation.cos[position], rotation.sin[position]
-        for index in range(n_heads + n_kv_heads):
-            is_key = index >= n_heads
-            head = heads[token, index]
-            if rotation.norms is not None:
-                head = _norm(head, rotation.norms[is_key], rotation.eps)
-            with np.errstate(invalid="ignore", over="ignore"):
-                turned = _rotated(head, cos, sin, rotation.style)
-            if is_key:
-                to[0, index - n_heads, offset] = turned
-            else:
-                query[token, index] = turned
-        to[1, :, offset] = heads[token, n_heads + n_kv_heads :]
+    mine = np.flatnonzero(places.sequence >= 0)
+    sequence, position = places.sequence[mine], places.position[mine]
+    heads = biased.reshape(n_tokens, -1, head_dim)[mine]
+    turned = heads[:, :n_turned]
+    if rotation.norms is not None:
+        of_query, of_key = rotation.norms[False], rotation.norms[True]
+        turned = np.concatenate(
+            (
+                _norm(turned[:, :n_heads], of_query, rotation.eps),
+                _norm(turned[:, n_heads:], of_key, rotation.eps),
+            ),
+            axis=1,
+        )
+    turned = _rotated(turned, rotation.cos[position], rotation.sin[position], rotation.style)
+    query[mine] = turned[:, :n_heads]
+    column, offset = np.divmod(position, block_size)
+    width = places.tables.shape[1]
+    block = places.tables[sequence, np.minimum(column, width - 1)]
+    block = np.where((column >= width) | (block == NULL_BLOCK), TRASH_BLOCK, block)
+    # Of tokens that go to one place the last one stays, as if they came after each other.
+    kv[block, layer, 0, :, offset] = turned[:, n_heads:]
+    kv[block, layer, 1, :, offset] = heads[:, n_turned:]
 
 
 def _attend(
