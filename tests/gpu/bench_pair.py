@@ -374,6 +374,7 @@ class Session:
 
     @contextlib.contextmanager
     def _start(self, way: Way) -> Iterator[Serving]:
+        way = way._replace(gateways=self.options.gateways)
         self.limit.need(SECONDS_OF_ANSWERS, f"starting {way.name}")
         say(f"starting {way.name}, chunks of {way.chunk}; {self.limit.left:.0f} s are left")
         gpus = self.options.gpus if self.options.engine == "gpu" else ""
@@ -411,6 +412,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help="single requests of a size")
     parser.add_argument("--window", type=float, help="seconds in which prompts arrive")
     parser.add_argument("--rounds", type=int, help="of logprobs")
+    parser.add_argument("--gateways", type=int, default=1, help="in front of each deployment")
     parser.add_argument("--exact", type=int, help="requests that are compared")
     parser.add_argument("--clients", type=int, default=4, help="processes that read")
     parser.add_argument("--seconds", type=float, default=450, help="nothing begins after them")
@@ -432,6 +434,7 @@ def report_of(options: argparse.Namespace) -> Report:
         "layers": options.layers,
         "chunks": options.chunks,
         "pair_chunk": options.pair_chunk,
+        "gateways": options.gateways,
         "kv": [way.name for way in options.kv],
         "sizes": options.sizes._asdict() | {"wide": options.sizes.wide._asdict()},
     }

@@ -318,10 +318,12 @@ def scored(run: Run) -> str:
     of = "the ratios" if len(rounds) == asked else of
     head = ["round", "none, tokens/s", "k = 20, tokens/s", "k = 20 over none"]
     if _loop(rounds[0]):
-        head += ["the gateway's loop, none, us a token", "k = 20", "busy, none", "k = 20"]
+        head += ["gateways' loops, none, us a token", "k = 20", "busy in all, none", "k = 20"]
+    n_gateways = run.record.get("gateways", 1)
+    before = f", {n_gateways} gateways before them" if n_gateways > 1 else ""
     return f"""## Logprobs of every token
 
-{wide["streams"]} streams on 1P+1D, the phase in which all run; with and without in turns.
+{wide["streams"]} streams on 1P+1D{before}, the phase in which all run; with and without in turns.
 The median of {of} is {share(middle)} ({told}); they lie between {between}.
 
 {table(head, rows)}"""

@@ -62,6 +62,7 @@ class Way(NamedTuple):
     max_running: int
     drafts: int = 0
     more: tuple[str, ...] = ()
+    gateways: int = 1
 
     @property
     def workers(self) -> int:
@@ -81,6 +82,7 @@ class Way(NamedTuple):
             "prefill": self.prefill,
             "decode": self.decode,
             "mixed": self.mixed,
+            "gateways": self.gateways,
             "num-speculative-tokens": self.drafts,
             "kv-blocks": self.kv_blocks,
             "max-running": self.max_running,
@@ -133,8 +135,11 @@ class Serving:
 
     @property
     def processes(self) -> list[dict[str, str]]:
-        """The newest readiness line of each process; a worker's control socket is its own."""
-        return list({line["control"]: line for line in self.deployment.lines}.values())
+        """The newest readiness line of each process; a worker's control socket is its own, and
+        nobody here restarts a gateway.
+        """
+        newest = {line["control"] or line["pid"]: line for line in self.deployment.lines}
+        return list(newest.values())
 
     @property
     def workers(self) -> list[dict[str, str]]:
@@ -236,7 +241,7 @@ def serving(way: Way, flags: Sequence[str], clients: int, on: Processors) -> Ite
     try:
         with start(*flags) as deployment:
             os.sched_setaffinity(0, before)
-            deployment.wait_lines(1 + way.workers)
+            deployment.wait_lines(way.gateways + way.workers)
             port = int(deployment.url.rpartition(":")[2])
             with Clients(port, clients, on.clients) as readers:
                 yield Serving(way, deployment, readers)

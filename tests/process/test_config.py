@@ -49,7 +49,7 @@ def test_defaults_fill_what_is_left_out(tmp_path):
 
 def test_what_is_dumped_is_read_back_equal(tmp_path):
     files = CurveFiles("a", "b", "c", "d")
-    plans = plan_processes(LocalOptions(model_path="/m"), 5555, {"gateway": files})
+    plans = plan_processes(LocalOptions(model_path="/m"), [5555], {"gateway": files})
     for plan in plans:
         path = tmp_path / plan.name
         path.write_bytes(dump_config(plan.config))
@@ -106,7 +106,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_a_local_plan_pairs_compatible_processes():
-    plans = plan_processes(LocalOptions(model_path="/m", prefill=2, decode=3, mixed=1), 5555, {})
+    plans = plan_processes(LocalOptions(model_path="/m", prefill=2, decode=3, mixed=1), [5555], {})
     assert [p.name for p in plans] == [
         "gateway", "prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2", "mixed-0",
     ]  # fmt: skip
@@ -116,9 +116,31 @@ def test_a_local_plan_pairs_compatible_processes():
     assert not any(p.config.link.curve.enabled for p in plans)
 
 
+def test_several_gateways_share_the_api_s_port_and_nothing_else():
+    files = CurveFiles("g.public", "g.secret", "g.public", "allowed")
+    options = LocalOptions(model_path="/m", port=8000, gateways=2, gpus=("7",))
+    plans = plan_processes(options, [5555, 6666], {"gateway": files})
+    assert [p.name for p in plans] == ["gateway-0", "gateway-1", "prefill-0", "decode-0"]
+    first, second, *workers = (p.config for p in plans)
+    for gateway in (first, second):
+        assert (gateway.gateway.http.port, gateway.gateway.http.shares_port) == (8000, True)
+        assert gateway.gateway.health.port == 0, "who asks the API's port is told of either"
+        assert gateway.link.curve.secret_key_file == "g.secret"
+    both = ("tcp://127.0.0.1:5555", "tcp://127.0.0.1:6666")
+    assert (first.link.bind, second.link.bind) == both
+    assert {p.link.gateways for p in (first, second, *workers)} == {both}
+    assert [p.environment["CUDA_VISIBLE_DEVICES"] for p in plans] == ["", "", "7", "7"]
+
+
+def test_one_gateway_listens_alone():
+    (gateway, *_) = plan_processes(LocalOptions(model_path="/m"), [5555], {})
+    assert not gateway.config.gateway.http.shares_port
+    assert gateway.config.gateway.health is None
+
+
 def test_workers_are_spread_over_the_gpus_in_turn():
     options = LocalOptions(model_path="/m", prefill=2, decode=1, gpus=("0", "GPU-1a"))
-    plans = plan_processes(options, 1, {})
+    plans = plan_processes(options, [1], {})
     assert {p.name: p.environment["CUDA_VISIBLE_DEVICES"] for p in plans} == {
         "gateway": "", "prefill-0": "0", "prefill-1": "GPU-1a", "decode-0": "0",
     }  # fmt: skip
@@ -127,7 +149,7 @@ def test_workers_are_spread_over_the_gpus_in_turn():
 def test_each_worker_gets_as_many_gpus_as_it_has_ranks():
     engine = EngineConfig(device="gpu", tensor_parallel_size=2)
     options = LocalOptions(model_path="/m", prefill=1, decode=2, engine=engine, gpus=tuple("0123"))
-    plans = plan_processes(options, 1, {})
+    plans = plan_processes(options, [1], {})
     assert {p.name: p.environment["CUDA_VISIBLE_DEVICES"] for p in plans} == {
         "gateway": "", "prefill-0": "0,1", "decode-0": "2,3", "decode-1": "0,1",
     }  # fmt: skip
@@ -135,7 +157,7 @@ def test_each_worker_gets_as_many_gpus_as_it_has_ranks():
 
 def test_a_process_is_started_with_the_environment_of_its_plan(tmp_path):
     options = LocalOptions(model_path="/nowhere", gpus=("7",))
-    plan = plan_processes(options, 1, {})[1]
+    plan = plan_processes(options, [1], {})[1]
     reports = Reports(lambda child: None, lambda child, code: None)
     supervisor = Supervisor([plan], reports, [], tmp_path)
     (child,) = supervisor.children
@@ -151,7 +173,7 @@ def test_a_process_is_started_with_the_environment_of_its_plan(tmp_path):
 
 
 def test_workers_see_what_this_process_sees_where_no_gpu_is_named():
-    plans = plan_processes(LocalOptions(model_path="/m"), 1, {})
+    plans = plan_processes(LocalOptions(model_path="/m"), [1], {})
     assert [p.environment for p in plans] == [{}, {}, {}]
 
 

@@ -60,6 +60,24 @@ def is_given(port: int, use) -> bool:
         return True
 
 
+def test_those_who_share_a_port_listen_together_and_nobody_else_does(port):
+    with (
+        addresses.listen(HOST, port, 1, shares_port=True),
+        addresses.listen(HOST, port, 1, shares_port=True),
+    ):
+        with pytest.raises(OSError, match="in use"):
+            addresses.listen(HOST, port, 1)
+        with pytest.raises(OSError, match="in use"):
+            reserve_port(HOST, port)
+
+
+def test_gateways_that_share_a_port_share_it_with_no_other_deployment(tmp_path, capsys, port):
+    with addresses.listen(HOST, port, 1, shares_port=True):
+        words = ["local", "--model", str(tmp_path), "--gateways", "2", "--port", str(port)]
+        assert main(words) == EXIT_BAD_CONFIG
+    assert f"--host: cannot listen on {HOST}:{port}" in capsys.readouterr().err
+
+
 def free_port() -> int:
     with reserve_port(HOST) as keeper:
         return port_of(keeper)

@@ -61,6 +61,7 @@ class Deployment:
         self.wait_for_line(f"{count} processes are ready", lambda: len(self.lines) >= count)
 
     def wait_usable(self) -> None:
+        """Wait until every gateway that is ready has a pair."""
         self.wait_for_line(
             "a gateway is ready", lambda: any(line["role"] == "gateway" for line in self.lines)
         )
@@ -68,12 +69,16 @@ class Deployment:
         def answer() -> str:
             ended = self.process.poll()
             assert ended is None, f"the deployment ended with {ended} before a pair was usable"
+            gateways = [line for line in self.lines if line["role"] == "gateway"]
+            metrics = [line["metrics_url"].removesuffix("/metrics") for line in gateways]
             try:
-                return HTTP.get(f"{self.url}/readyz").text
+                texts = [HTTP.get(f"{url}/readyz").text for url in metrics]
             except httpx.HTTPError as error:
                 return repr(error)
+            late = [text for text in texts if '"status":"ready"' not in text]
+            return late[0] if late else "usable"
 
-        wait_until("a pair is usable", answer, lambda text: '"status":"ready"' in text)
+        wait_until("a pair is usable", answer, lambda text: text == "usable")
 
     def wait_restarted(self, role: str, dead_pid: int) -> None:
         self.wait_for_line(

@@ -81,15 +81,21 @@ def bindable(endpoint: str) -> str:
     return f"tcp://{bracketed(bindable_host(EVERY))}:{port}"
 
 
-def listen(host: str, port: int, backlog: int) -> socket.socket:
+def listen(host: str, port: int, backlog: int, *, shares_port: bool = False) -> socket.socket:
     """Return a listening socket; on `*` and `::` it takes both families.
+
+    `shares_port`: others may listen there too that say so.
 
     Raises:
         OSError: the address cannot be listened on.
     """
     host = bindable_host(host)
     if ":" not in host:
-        return socket.create_server((host, port), backlog=backlog)
+        return socket.create_server((host, port), backlog=backlog, reuse_port=shares_port)
     return socket.create_server(
-        (host, port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=host == _DUAL
+        (host, port),
+        family=socket.AF_INET6,
+        backlog=backlog,
+        reuse_port=shares_port,
+        dualstack_ipv6=host == _DUAL,
     )

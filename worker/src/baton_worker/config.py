@@ -250,17 +250,19 @@ class HttpLimits(Section, frozen=True):
 
 
 class HttpConfig(Section, frozen=True):
-    """A listening HTTP address; `host` `*` is every one, IPv6 and IPv4, `port` 0 a free port."""
+    """A listening HTTP address; `host` `*` is every one, IPv6 and IPv4, `port` 0 a free port.
+    `shares_port`: others of this host's processes may listen on it too, if they say the same.
+    """
 
     host: str = "127.0.0.1"
     port: Port = 0
+    shares_port: bool = False
     limits: HttpLimits = HttpLimits()
 
 
 class HealthConfig(HttpConfig, frozen=True):
-    """An HTTP address for probes and scrapers (`/healthz`, `/readyz`, `/metrics`): `host` `*` is
-    every one, `port` 0 a free port, which the log names. They are few: connections are fewer than
-    an API's, so that they cannot take the descriptors that links and KV need.
+    """An HTTP address for probes and scrapers (`/healthz`, `/readyz`, `/metrics`); the log names a
+    free port. Connections are fewer than an API's: they cannot take what links and KV need.
     """
 
     limits: HttpLimits = HttpLimits(

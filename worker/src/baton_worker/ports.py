@@ -9,8 +9,11 @@ from __future__ import annotations
 import socket
 
 
-def reserve_port(host: str) -> socket.socket:
-    """Return a socket that keeps a free port of `host` until it is closed.
+def reserve_port(host: str, port: int = 0) -> socket.socket:
+    """Return a socket that keeps a port of `host`, a free one if none is named, until it is closed.
+
+    Raises:
+        OSError: somebody listens there, or the host is none of this machine's.
 
     It is bound and does not listen: whoever asks for any port gets another, and who names this one
     and sets SO_REUSEADDR, as servers do, can bind it.
@@ -19,7 +22,7 @@ def reserve_port(host: str) -> socket.socket:
     keeper = socket.socket(family)
     keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        keeper.bind((host, 0))
+        keeper.bind((host, port))
     except OSError:
         keeper.close()
         raise

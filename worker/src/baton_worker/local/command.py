@@ -16,6 +16,7 @@ from baton_worker.config import ConfigError
 from baton_worker.config_errors import cannot_listen
 from baton_worker.link.curve import generate_key_files
 from baton_worker.local.layout import (
+    GATEWAY,
     CurveFiles,
     LocalOptions,
     loopback_of,
@@ -37,11 +38,14 @@ def run_local(options: LocalOptions, *, as_json: bool, log_options: list[str]) -
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
         curve = _make_keys(options, folder) if options.has_curve else {}
-        if not options.port:
-            http = stack.enter_context(_reserved("--host", options.host))
+        if not options.port or options.gateways > 1:  # that share it, and with nobody else
+            http = stack.enter_context(_reserved("--host", options.host, options.port))
             options = replace(options, port=port_of(http))
-        link = stack.enter_context(_reserved("link.bind", loopback_of(options)))
-        plans = plan_processes(options, port_of(link), curve, str(folder))
+        links = [
+            port_of(stack.enter_context(_reserved("link.bind", loopback_of(options))))
+            for _ in range(options.gateways)
+        ]
+        plans = plan_processes(options, links, curve, str(folder))
         screen = _JsonLines() if as_json else _Status(options)
         reports = Reports(screen.ready, screen.died)
         supervisor = Supervisor(plans, reports, log_options, folder)
@@ -53,16 +57,17 @@ def run_local(options: LocalOptions, *, as_json: bool, log_options: list[str]) -
     return 1 if supervisor.has_failed else 0
 
 
-def _reserved(field: str, host: str) -> socket.socket:
+def _reserved(field: str, host: str, port: int = 0) -> socket.socket:
     try:
-        return reserve_port(addresses.bindable_host(host))
+        return reserve_port(addresses.bindable_host(host), port)
     except OSError as error:
-        raise ConfigError(cannot_listen(field, host, error.errno)) from error
+        where = f"{addresses.bracketed(host)}:{port}" if port else host
+        raise ConfigError(cannot_listen(field, where, error.errno)) from error
 
 
 def _make_keys(options: LocalOptions, folder: Path) -> dict[str, CurveFiles]:
     """Write a key pair for every process, and one list that lets each worker be itself alone."""
-    roles = dict(process_names(options))
+    roles = {GATEWAY if role == GATEWAY else name: role for name, role in process_names(options)}
     names = list(roles)
     pairs = [generate_key_files(folder / f"{n}.public", folder / f"{n}.secret") for n in names]
     allowed = folder / "allowed"
@@ -70,14 +75,14 @@ def _make_keys(options: LocalOptions, folder: Path) -> dict[str, CurveFiles]:
         "".join(
             f"{pair.public.decode()} {name} role={roles[name]}\n"
             for name, pair in zip(names, pairs, strict=True)
-            if roles[name] != "gateway"
+            if roles[name] != GATEWAY
         )
     )
     return {
         name: CurveFiles(
             public_key=str(folder / f"{name}.public"),
             secret_key=str(folder / f"{name}.secret"),
-            gateway_public_key=str(folder / "gateway.public"),
+            gateway_public_key=str(folder / f"{GATEWAY}.public"),
             allowed_keys=str(allowed),
         )
         for name in names

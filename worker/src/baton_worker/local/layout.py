@@ -6,7 +6,7 @@ construction; only names, roles and addresses differ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,6 +45,7 @@ class LocalOptions:
     prefill: int = 1
     decode: int = 1
     mixed: int = 0
+    gateways: int = 1
     speculative_method: SpeculativeMethod = "mtp"
     num_speculative_tokens: int = 1
     max_top_k: int = 20
@@ -87,20 +88,32 @@ def loopback_of(options: LocalOptions) -> str:
     return "::1" if is_ipv6(options.host) else "127.0.0.1"
 
 
+GATEWAY = "gateway"
+"""The role, the only gateway's name, and that of the key pair which all of them share."""
+
+
 def process_names(options: LocalOptions) -> list[tuple[str, str]]:
-    """Return (name, role) of every process, the gateway first."""
+    """Return (name, role) of every process, the gateways first."""
     counts = {"prefill": options.prefill, "decode": options.decode, "mixed": options.mixed}
     workers = [(f"{role}-{i}", role) for role, count in counts.items() for i in range(count)]
-    return [("gateway", "gateway"), *workers]
+    if options.gateways == 1:
+        return [(GATEWAY, GATEWAY), *workers]
+    return [*((f"{GATEWAY}-{i}", GATEWAY) for i in range(options.gateways)), *workers]
 
 
 def plan_processes(
-    options: LocalOptions, link_port: int, curve: dict[str, CurveFiles], folder: str = ""
+    options: LocalOptions,
+    link_ports: Sequence[int],
+    curve: dict[str, CurveFiles],
+    folder: str = "",
 ) -> list[ProcessPlan]:
     """Return every process with its configuration; `curve` maps names to key files.
 
-    Workers have their control sockets in `folder`, or none, and those for sharing KV.
+    `link_ports`: one for each gateway. Workers have their control sockets in `folder`, or none, and
+    those for sharing KV. Several gateways listen on the API's port together, so each has another
+    one for its metrics.
     """
+    are_several = options.gateways > 1
     shared = ProcessConfig(
         model=ModelConfig(path=options.model_path, served_name=options.served_name),
         speculative=_speculative(options),
@@ -113,7 +126,8 @@ def plan_processes(
         ),
         health=HealthConfig(loopback_of(options)),
         gateway=GatewayConfig(
-            http=HttpConfig(options.host, options.port),
+            http=HttpConfig(options.host, options.port, shares_port=are_several),
+            health=HealthConfig(loopback_of(options)) if are_several else None,
             api_keys_file=options.api_keys_file,
             playground=True,
             generation_config=options.generation_config,
@@ -121,41 +135,46 @@ def plan_processes(
         ),
         tracing=TracingConfig(endpoint=options.traces_endpoint),
     )
-    link = tcp_endpoint(loopback_of(options), link_port)
+    links = tuple(tcp_endpoint(loopback_of(options), port) for port in link_ports)
     return [
         ProcessPlan(
             name,
             role,
-            _for_process(_control(shared, name, role, folder), name, link, curve.get(name)),
-            _environment(options, number),
+            _for_process(
+                _control(shared, name, role, folder),
+                name,
+                LinkConfig(
+                    gateways=links,
+                    bind=links[min(number, len(links) - 1)],
+                    curve=_curve(curve.get(GATEWAY if role == GATEWAY else name)),
+                ),
+            ),
+            _environment(options, number - options.gateways),
         )
         for number, (name, role) in enumerate(process_names(options))
     ]
 
 
 def _environment(options: LocalOptions, number: int) -> dict[str, str]:
-    """Return which GPUs the process of this number sees, one for each rank; number 0, the gateway,
-    none. What NIXL sends over TCP is encrypted by nobody, so it stays on this machine.
+    """Return which GPUs the worker of this number sees, one for each rank; a gateway, whose number
+    is negative, none. What NIXL sends over TCP is encrypted by nobody, so it stays on this machine.
     """
     gpus, ranks = options.gpus, options.engine.tensor_parallel_size
     network = {"UCX_NET_DEVICES": "lo"} if options.nixl else {}
     if not gpus:
         return network
-    first = (number - 1) * ranks % len(gpus)
-    visible = ",".join(gpus[first : first + ranks]) if number else ""
+    first = number * ranks % len(gpus)
+    visible = ",".join(gpus[first : first + ranks]) if number >= 0 else ""
     return network | {"CUDA_VISIBLE_DEVICES": visible}
 
 
 def _control(shared: ProcessConfig, name: str, role: str, folder: str) -> ProcessConfig:
-    if role == "gateway" or not folder:
+    if role == GATEWAY or not folder:
         return shared
     return msgspec.structs.replace(shared, control=ControlConfig(f"{folder}/{name}.sock"))
 
 
-def _for_process(
-    shared: ProcessConfig, name: str, endpoint: str, files: CurveFiles | None
-) -> ProcessConfig:
-    link = LinkConfig(gateways=(endpoint,), bind=endpoint, curve=_curve(files))
+def _for_process(shared: ProcessConfig, name: str, link: LinkConfig) -> ProcessConfig:
     return msgspec.structs.replace(shared, worker_id=name, link=link)
 
 

@@ -55,7 +55,7 @@ def listen(http: HttpConfig, field: str = "gateway.http") -> socket.socket:
         ConfigError: the address cannot be used.
     """
     try:
-        listener = addresses.listen(http.host, http.port, _BACKLOG)
+        listener = addresses.listen(http.host, http.port, _BACKLOG, shares_port=http.shares_port)
     except OSError as error:
         where = f"{addresses.bracketed(http.host)}:{http.port}"
         raise ConfigError(cannot_listen(field, where, error.errno)) from error
