@@ -236,10 +236,11 @@ def test_lines_are_counted_until_the_first_token_and_prompts_until_the_end():
     assert lines(workers) == {"p": (240, 240), "d": (80, 240)}
 
 
-def test_choices_of_one_prompt_stay_together_where_it_is_computed_once():
+def test_choices_of_one_prompt_stay_with_pairs_and_a_line_counts_it_for_each():
     workers = linked()
     pairs = workers.assign_all([NEEDS] * 8)
     assert {pair.worker_ids for pair in pairs} == {("p", "d")}
+    assert lines(workers) == {"p": (640, 640), "d": (0, 640)}
     assert {pair.worker_ids for pair in workers.assign_all([NEEDS] * 2)} == {("p", "d")}
 
 

@@ -252,7 +252,8 @@ class LinkedWorkers:
         others, as `to_keep` says.
 
         One for which there is a pair may be decode's alone (`helping`); not one of several choices,
-        whose prompt prefill computes once.
+        which get their workers all at once. A line counts a prompt for each choice: a worker that
+        is given them together computes it for each, for none has computed it for the others yet.
         """
         loads, now = self._usable(avoided), self._clock()
         pairs = choose_all(loads, needs, self._pairing, kept)
