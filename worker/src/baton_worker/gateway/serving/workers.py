@@ -113,6 +113,10 @@ class LinkedWorkers:
             if worker_id not in used
         ]
 
+    def lacks_help(self) -> bool:
+        """Whether there is a pair, but no decode worker that gives the help that is asked for."""
+        return self._help_rule.is_asked and self._limits is not None and not self._may_help
+
     def up(self, worker_id: str, epoch: int, info: WorkerInfo) -> bool:
         """Enter a worker, or its changed facts. False if it is turned away."""
         reason = self._misfit(info)
