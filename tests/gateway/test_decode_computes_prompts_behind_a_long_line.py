@@ -85,6 +85,13 @@ def test_who_could_not_be_the_decode_of_a_pair_or_has_no_place_now_takes_none(fa
     assert helper(*long_line(able, load("d", Role.DECODE, **(WILLING | facts)))) is None
 
 
+def test_a_decode_has_a_place_up_to_its_last_slot_and_the_last_token_of_its_pool():
+    last_slot = {"max_running": 2, "outstanding_requests": 1}
+    last_token = {"kv_capacity_tokens": 150, "prompt_tokens": 70}
+    assert helper(*long_line(load("d", Role.DECODE, **last_slot, **WILLING))) == "d"
+    assert helper(*long_line(load("d", Role.DECODE, **last_token, **WILLING))) == "d"
+
+
 def test_a_decode_that_is_ejected_with_all_of_its_kind_is_a_pairs_last_resort_and_no_help():
     assert helper(*long_line(load("d", Role.DECODE, is_ejected=True, **WILLING))) is None
 
@@ -229,22 +236,46 @@ def test_lines_are_counted_until_the_first_token_and_prompts_until_the_end():
     assert lines(workers) == {"p": (240, 240), "d": (80, 240)}
 
 
-def test_choices_of_one_prompt_stay_together_where_it_is_computed_once():
+def test_choices_of_one_prompt_stay_with_pairs_and_a_line_counts_it_for_each():
     workers = linked()
     pairs = workers.assign_all([NEEDS] * 8)
     assert {pair.worker_ids for pair in pairs} == {("p", "d")}
+    assert lines(workers) == {"p": (640, 640), "d": (0, 640)}
     assert {pair.worker_ids for pair in workers.assign_all([NEEDS] * 2)} == {("p", "d")}
 
 
+def behind_a_line(workers, *more):
+    """Link also `more`, each a decode's name and facts, and make prefill's line a long one."""
+    for epoch, (name, facts) in enumerate(more, 3):
+        workers.up(name, epoch, worker_info(name, Role.DECODE, **facts))
+    for _ in range(3):
+        pair = workers.assign(NEEDS, frozenset({"d"}))
+        assert pair.worker_ids == ("p", more[0][0])
+    return workers
+
+
 def test_who_is_avoided_is_not_asked_for_help():
-    workers = linked()
-    workers.up("d1", 3, worker_info("d1", Role.DECODE, **WILLING))
-    for _ in range(2):
-        workers.assign(NEEDS)
-    (first,) = workers.assign(NEEDS).worker_ids
-    (other,) = workers.assign(NEEDS, frozenset({first})).worker_ids
-    assert {first, other} == {"d", "d1"}
-    assert workers.assign(NEEDS, frozenset({first, other})) is None
+    workers = behind_a_line(linked(), ("able", {}))
+    assert workers.assign(NEEDS, frozenset({"d"})).worker_ids == ("p", "able")
+    assert workers.assign(NEEDS).worker_ids == ("d",)
+    assert workers.assign(NEEDS, frozenset({"d", "able"})) is None
+
+
+def test_whose_room_is_kept_is_not_asked_for_help_by_newcomers():
+    workers = behind_a_line(linked(), ("able", {}))
+    (pair,) = workers.assign_all([NEEDS], kept=frozenset({"d"}))
+    assert pair.worker_ids == ("p", "able")
+    (pair,) = workers.assign_all([NEEDS], kept=frozenset({"able"}))
+    assert pair.worker_ids == ("d",)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_decode_of_the_next_revision_helps_where_it_may_pair(across):
+    workers = LinkedWorkers("tiny", pairing=Pairing(across_revisions=across), help_rule=RULE)
+    same = {"model_fingerprint": "same"}
+    workers.up("p", 1, worker_info("p", Role.PREFILL, **same))
+    behind_a_line(workers, ("able", same), ("d", WILLING | same | {"revision": "next"}))
+    assert workers.assign(NEEDS).worker_ids == (("d",) if across else ("p", "able"))
 
 
 def test_who_is_on_trial_is_tried_by_a_pair_and_no_help():

@@ -48,9 +48,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traces", default="", metavar="URL", help="OTLP/HTTP trace collector")
     parser.add_argument("--generation-config", default="auto", choices=["auto", "none"],
                         help="sampling fields left out: the model's (%(default)s)")  # fmt: skip
-    behind = DecodePromptsConfig().behind_tokens
-    parser.add_argument("--decode-prompts-behind", type=int, default=behind, metavar="TOKENS",
-                        help="if more tokens wait at prefill; 0: never (%(default)s)")  # fmt: skip
+    parser.add_argument("--decode-prompts-behind", type=int, metavar="TOKENS", help="decode "
+        "(--decode-prompt-chunk) helps behind more than that in every prefill's line; 0: never "
+        "(%(default)s)", default=DecodePromptsConfig().behind_tokens)  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one line per process as it is ready")
 
 

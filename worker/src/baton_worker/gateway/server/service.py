@@ -17,6 +17,7 @@ import msgspec
 
 from baton_worker.compatibility import chat_template_hash, tokenizer_hash
 from baton_worker.config import ProcessConfig
+from baton_worker.config_decode_prompts import DecodePromptsConfig
 from baton_worker.gateway.intake.defaults import SamplingDefaults, not_taken_over, read_defaults
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.metrics import GatewayMetrics
@@ -96,14 +97,14 @@ class GatewayService:
         self._ticker: asyncio.Task[None] | None = None
         self._settle_seconds = config.gateway.settle_seconds
         self._drain_seconds = config.gateway.drain_seconds
-        self._metrics, help_ = GatewayMetrics(factory), config.gateway.decode_prompts
+        self._metrics = GatewayMetrics(factory)
         workers = self.workers = LinkedWorkers(
             config.served_name,
             tokenizer_hash(config),
             Pairing(across_revisions=config.gateway.pair_across_revisions),
             clock,
             chat_template_hash=chat_template_hash(config),
-            help_rule=HelpRule(help_.behind_tokens, help_.slowness),
+            help_rule=_help_rule(config.gateway.decode_prompts),
         )
         self._tracing = build_tracing(config.tracing, "baton-gateway", config.worker_id)
         self.requests = LiveRequests(link, workers, self._metrics, self._tracing)
@@ -263,3 +264,8 @@ def _limits(config: ProcessConfig) -> DispatchLimits:
         gateway.max_waiting_requests,
         gateway.max_wait_seconds,
     )
+
+
+def _help_rule(config: DecodePromptsConfig) -> HelpRule:
+    is_asked = config.behind_tokens > 0 and config != DecodePromptsConfig()
+    return HelpRule(config.behind_tokens, config.slowness, is_asked)

@@ -59,6 +59,7 @@ class Applier:
         self._clock, self._listened = clocks
         self._retrier = retrier
         self._gaps: dict[float, int] = {}
+        self._told_of_no_help = False
 
     def apply(self, events: Sequence[GatewayLinkEvent]) -> None:
         """Apply one batch of events in order."""
@@ -118,6 +119,12 @@ class Applier:
         if not self._workers.up(event.worker_id, event.epoch, event.info):
             reasons = "; ".join(self._workers.turned_away())
             log.warning("a worker is turned away", extra={"reasons": reasons})
+        if self._workers.lacks_help() and not self._told_of_no_help:
+            self._told_of_no_help = True
+            log.warning(
+                "gateway.decode_prompts is set, but no linked decode worker computes prompts: set "
+                "their engine.decode_prompt_chunk_tokens (local: --decode-prompt-chunk)"
+            )
         self._requests.aborts.linked(event.worker_id)
         self._count_workers()
 

@@ -32,10 +32,13 @@ class HelpRule(NamedTuple):
         behind_tokens: prompt tokens that every prefill worker must have more of before it; 0:
             decode is given none.
         slowness: how many times as long decode takes for a prompt token.
+        is_asked: the configuration asks for it by more than its defaults, so that nobody's being
+            there to help is told.
     """
 
     behind_tokens: int = 0
     slowness: float = 2.0
+    is_asked: bool = False
 
     def prefers(self, n_tokens: int, line_tokens: int, decode_line_tokens: int) -> bool:
         """Whether a prompt of `n_tokens` goes to decode.

@@ -113,6 +113,10 @@ class LinkedWorkers:
             if worker_id not in used
         ]
 
+    def lacks_help(self) -> bool:
+        """Whether there is a pair, but no decode worker that gives the help that is asked for."""
+        return self._help_rule.is_asked and self._limits is not None and not self._may_help
+
     def up(self, worker_id: str, epoch: int, info: WorkerInfo) -> bool:
         """Enter a worker, or its changed facts. False if it is turned away."""
         reason = self._misfit(info)
@@ -252,7 +256,8 @@ class LinkedWorkers:
         others, as `to_keep` says.
 
         One for which there is a pair may be decode's alone (`helping`); not one of several choices,
-        whose prompt prefill computes once.
+        which get their workers all at once. A line counts a prompt for each choice: a worker that
+        is given them together computes it for each, for none has computed it for the others yet.
         """
         loads, now = self._usable(avoided), self._clock()
         pairs = choose_all(loads, needs, self._pairing, kept)
