@@ -32,4 +32,13 @@ def test_a_name_is_made_once(tokenizer):
     for token in range(tokenizer.vocabulary.size):
         assert names[token] is names[token]
         assert byte_lists[token] is byte_lists[token]
-    assert len(names) <= tokenizer.vocabulary.size
+
+
+def test_many_are_named_as_each_is_and_ids_without_a_token_as_no_bytes(tokenizer):
+    names, byte_lists = tokenizer.vocabulary.names, tokenizer.vocabulary.byte_lists
+    size = tokenizer.vocabulary.size
+    for ids in (range(size), [size - 1, size, size + 7, 0], []):
+        assert names.of(ids) == [names[token] for token in ids]
+        assert byte_lists.of(ids) == [byte_lists[token] for token in ids]
+    assert names.of([size]) == [""]
+    assert byte_lists.of([size]) == [[]]

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import page_pair_logprobs
+import page_pair_logprobs  # noqa: E402
 import page_pair_more  # noqa: E402
 import plots  # noqa: E402
 from page import bounding, bounds_of, goals, read  # noqa: E402
@@ -27,10 +29,12 @@ from page_record import ABOVE, LEAST, TEXT, WHOLE, Group, Several  # noqa: E402
 from page_text import Goal, Record, Run, share, table  # noqa: E402
 
 BOUNDS = HERE / "page_pair_bounds.md"
+BEHIND = "gateways"
+"""Its words that stand below logprobs of a run apart, whose gateways are others."""
 PICTURE = "pair-gaps"
 FIRST_MS = {512: 2.0, 8192: 4.0}
 """What a first token may be later by than a mixed worker's, in ms, by prompt."""
-GAP, TOKENS, FIRST, SCORED, EQUAL = 0.35, 0.95, 1.0, 0.97, 1.0
+GAP, TOKENS, FIRST, EQUAL = 0.35, 0.95, 1.0, 1.0
 UNITS = ("B", "KB", "MB", "GB", "TB")
 QUANTILE = page_pair_more.QUANTILE
 FIRSTS = Group({"first": QUANTILE, "second": QUANTILE}, {"between": Several(QUANTILE, 2)})
@@ -48,7 +52,6 @@ STEADY = Group(
      "decode_chunk": WHOLE, "by_decode": LEAST,
      "queue": Group({"servers": WHOLE, "prompt_seconds": ABOVE, "p50": ABOVE, "p99": ABOVE})},
 )  # fmt: skip
-CPU = Group({"gateway": LEAST, "gateway_first_thread": LEAST, "decode": LEAST})
 RECORD = Group(
     {"machine": Group({}), "commit": TEXT, "model": TEXT, "sizes": Group({"wide": Group({})})},
     {"ttft": Several(Group({"prompt": WHOLE, "pair": FIRSTS, "mixed": FIRSTS,
@@ -56,8 +59,8 @@ RECORD = Group(
                            {"chunk": WHOLE, "handed_over": QUANTILE})),
      "steady": Several(STEADY),
      "capacity_tokens_per_s": Group({"computed": ABOVE, "handed_over": ABOVE}),
-     "logprobs": Several(Group({"none": ABOVE, "top": ABOVE, "ratio": ABOVE},
-                               {"cpu_us_per_token": Group({"none": CPU, "top": CPU})})),
+     "logprobs": Several(page_pair_logprobs.SCORES), "gateways": WHOLE,
+     "logprobs_before": Several(page_pair_logprobs.SCORES),
      "exact": Several(Group({"k": WHOLE, "requests": ABOVE, "tokens": LEAST, "differ": WHOLE,
                              "accepted_drafts": LEAST, "first": Several(TEXT)},
                             {"kv": TEXT, "greedy": WHOLE, "bytes": LEAST, "ways": Several(TEXT),
@@ -298,47 +301,6 @@ def _pictured(found: Sequence[Record]) -> str:
     return f"\n\n![Gaps between tokens](../images/{PICTURE}.svg)" if picture(found) else ""
 
 
-def scored(run: Run) -> str:
-    """What logprobs cost."""
-    rounds = list(run.record.get("logprobs") or ())
-    if not rounds:
-        return ""
-    wide = run.record["sizes"]["wide"]
-    rows = [
-        [n + 1, f"{one['none']:,.0f}", f"{one['top']:,.0f}", share(one["ratio"]), *_loop(one)]
-        for n, one in enumerate(rounds)
-    ]
-    ratios = sorted(one["ratio"] for one in rounds)
-    middle = (ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2
-    name = f"tokens/s with logprobs, k = 20, over none, {wide['streams']} streams"
-    told = run.held(Goal(name, "logprobs", middle, SCORED, "share", least=True))
-    between = f"{share(ratios[0])} and {share(ratios[-1])}"
-    asked = run.record["sizes"].get("rounds", len(rounds))
-    of = f"the ratios of {len(rounds)} of {asked} rounds (*Not measured* has the others)"
-    of = "the ratios" if len(rounds) == asked else of
-    head = ["round", "none, tokens/s", "k = 20, tokens/s", "k = 20 over none"]
-    if _loop(rounds[0]):
-        head += ["gateways' loops, none, us a token", "k = 20", "busy in all, none", "k = 20"]
-    n_gateways = run.record.get("gateways", 1)
-    before = f", {n_gateways} gateways before them" if n_gateways > 1 else ""
-    return f"""## Logprobs of every token
-
-{wide["streams"]} streams on 1P+1D{before}, the phase in which all run; with and without in turns.
-The median of {of} is {share(middle)} ({told}); they lie between {between}.
-
-{table(head, rows)}"""
-
-
-def _loop(one: Record) -> list[str]:
-    """Return what the gateway's event loop took of a processor, if it was looked at."""
-    cpu = one.get("cpu_us_per_token")
-    if not cpu:
-        return []
-    took = {name: cpu[name]["gateway_first_thread"] for name in ("none", "top")}
-    busy = [share(took[name] * one[name] / 1e6) for name in took]
-    return [*(f"{us:.1f}" for us in took.values()), *busy]
-
-
 def exact(run: Run) -> str:
     """Whether answers are the same bits."""
     found = list(run.record.get("exact") or ())
@@ -421,7 +383,7 @@ SECTIONS = {
     first_token: "ttft",
     page_pair_more.handed_over: "ttft",
     steady: "steady",
-    scored: "logprobs",
+    page_pair_logprobs.scored: "logprobs",
     exact: "exact",
     page_pair_more.killed: "kills",
     handoffs: "ttft",
@@ -469,6 +431,9 @@ class Part(NamedTuple):
             of = self.record
             cut = {} if of["layers"] == FULL_LAYERS.get(of["model"]) else {"layers": of["layers"]}
             return [one | cut for one in value or ()]
+        if self.name == "logprobs":
+            gateways = self.record.get("gateways", 1)
+            return [one | {"gateways": gateways} for one in value or ()]
         return value if isinstance(value, dict) else dict(self.record)
 
     @property
@@ -478,14 +443,17 @@ class Part(NamedTuple):
 
 
 def with_parts(record: Record, parts: Sequence[Part]) -> dict[str, Any]:
-    """Return a run with what it lacks of others; answers of several runs stand together.
+    """Return a run with what it lacks of others; answers of several runs stand together, logprobs
+    of another one before its own.
 
     Raises:
         ValueError: the run has the part itself.
     """
     whole = dict(record)
     for part in parts:
-        if record.get(part.name):
+        if part.name == "logprobs":
+            whole |= {"logprobs": [], "logprobs_before": list(record.get("logprobs") or ())}
+        elif record.get(part.name):
             raise ValueError(f"{part.name}: the run has it itself")
         value, before = part.value, whole.get(part.name)
         whole[part.name] = [*(before or ()), *value] if isinstance(value, list) else value
@@ -518,11 +486,14 @@ def page(
         model=MODELS.get(record["model"], record["model"]),
         results=results,
     )
+    words = bounds_of(BOUNDS.read_text() if written is None else written)
     sections = [
         _of_its_run(section(run), [one for one in parts if one.name == part])
         for section, part in SECTIONS.items()
     ]
-    words = bounds_of(BOUNDS.read_text() if written is None else written)
+    if any(part.name == "logprobs" for part in parts):
+        at = list(SECTIONS.values()).index("logprobs")
+        sections[at] += "\n\n" + words[BEHIND]
     told = goals(run) if run.goals else ""
     texts = [head, told, bounding(run, words), *sections]
     has = {part for part in MISSING if record.get(part)} | ({"ratios"} if ratios else set())
@@ -536,7 +507,7 @@ def problems(record: Any) -> list[str]:
     return list(RECORD("", record))
 
 
-PARTS = ("exact", "kills", "pull", "pull_nixl", "rank_sum")
+PARTS = ("exact", "logprobs", "kills", "pull", "pull_nixl", "rank_sum")
 """What another run may have measured."""
 
 

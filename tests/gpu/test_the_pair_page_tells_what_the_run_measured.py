@@ -108,7 +108,8 @@ def test_the_page_tells_each_number_of_a_run(record: dict[str, Any]) -> None:
         "| 2 mixed, chunks of 512 | 0.60 (0.35: missed) | 0.91 (0.95: missed) | "
         "2.00 (1.00: missed) | 0.00 (1.00: met) |",
         "beyond all that came",
-        "The median of the ratios is 97.5 % (97.0 %: met); they lie between 95.0 % and 98.0 %.",
+        "The median of the ratios of 3 rounds is 97.5 % (97.0 %: met); they lie between 95.0 % and "
+        "98.0 %.",
         "| nvlink | 3 | 200 | 58 | 9,600 | 4 GB | 812 | 1 | 100.0 %: missed |",
         "- K = 3, request 7: logprobs[2] is x, not y",
         "| idle, prompts of 512, chunks of 2048 | 4 | 4 GB | nvlink 4 GB, zmq 1 MB | 90 % | 2.00 | "
@@ -254,6 +255,7 @@ def test_the_run_that_is_kept_makes_the_page_that_is_kept() -> None:
     of_others = [
         page_pair.Part(name, json.loads((docs / file).read_text()), file)
         for name, file in (
+            ("logprobs", "results/logprobs-gateways-h100x2.json"),
             ("exact", "results/exact-h100x2.json"),
             ("exact", "results/exact-ways-h100x2.json"),
             ("exact", "results/exact-helped-h100x2.json"),
@@ -263,6 +265,23 @@ def test_the_run_that_is_kept_makes_the_page_that_is_kept() -> None:
     ]
     page = page_pair.page(kept, "results/several-gpus-h100.json", ratios=told, parts=of_others)
     assert page == (docs / "several-gpus.md").read_text()
+
+
+def test_logprobs_of_another_run_stand_before_its_own_and_are_what_the_goal_is_held_to(
+    record: dict[str, Any],
+) -> None:
+    cpu = {"gateway": 60.0, "gateway_first_thread": 50.0, "decode": 40.0}
+    one = {"none": 2e4, "top": 1.8e4, "ratio": 0.9, "cpu_us_per_token": {"none": cpu, "top": cpu}}
+    other = {"commit": "abc", "gateways": 2, "logprobs": [one, one]}
+    assert page_pair.problems(page_pair.with_parts(record, [])) == []
+    part = page_pair.Part("logprobs", other, "results/more.json")
+    assert page_pair.problems(page_pair.with_parts(record, [part])) == []
+    text = page_pair.page(record, "results/x.json", parts=[part])
+    scored = text[text.index("## Logprobs of every token") :]
+    assert scored.startswith("## Logprobs of every token\n\nNot of the run above: [at abc]")
+    assert "behind 2 gateways on one port" in scored
+    assert scored.index("is 90.0 % (97.0 %: missed)") < scored.index("behind one gateway")
+    assert "| 1 | 20,000 | 18,000 | 90.0 % | 50.0 | 50.0 | 1.00 | 0.90 |" in scored
 
 
 def test_a_part_of_another_run_is_told_with_its_commit_and_its_numbers(
@@ -306,4 +325,4 @@ def test_a_part_without_its_commit_or_of_no_name_is_refused(
         page_pair.main([*words, f"kills={results / 'kills.json'}"])
     with pytest.raises(SystemExit):
         page_pair.main([*words, f"steady={results / 'kills.json'}"])
-    assert "NAME of exact, kills" in capsys.readouterr().err
+    assert "NAME of exact, logprobs, kills" in capsys.readouterr().err

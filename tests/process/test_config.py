@@ -123,7 +123,7 @@ def test_several_gateways_share_the_api_s_port_and_nothing_else():
     assert [p.name for p in plans] == ["gateway-0", "gateway-1", "prefill-0", "decode-0"]
     first, second, *workers = (p.config for p in plans)
     for gateway in (first, second):
-        assert (gateway.gateway.http.port, gateway.gateway.http.shares_port) == (8000, True)
+        assert (gateway.gateway.http.port, gateway.gateway.shares_port) == (8000, True)
         assert gateway.gateway.health.port == 0, "who asks the API's port is told of either"
         assert gateway.link.curve.secret_key_file == "g.secret"
     both = ("tcp://127.0.0.1:5555", "tcp://127.0.0.1:6666")
@@ -134,7 +134,7 @@ def test_several_gateways_share_the_api_s_port_and_nothing_else():
 
 def test_one_gateway_listens_alone():
     (gateway, *_) = plan_processes(LocalOptions(model_path="/m"), [5555], {})
-    assert not gateway.config.gateway.http.shares_port
+    assert not gateway.config.gateway.shares_port
     assert gateway.config.gateway.health is None
 
 

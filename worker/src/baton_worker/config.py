@@ -250,19 +250,17 @@ class HttpLimits(Section, frozen=True):
 
 
 class HttpConfig(Section, frozen=True):
-    """A listening HTTP address; `host` `*` is every one, IPv6 and IPv4, `port` 0 a free port.
-    `shares_port`: others of this host's processes may listen on it too, if they say the same.
-    """
+    """A listening HTTP address; `host` `*` is every one, IPv6 and IPv4, `port` 0 a free port."""
 
     host: str = "127.0.0.1"
     port: Port = 0
-    shares_port: bool = False
     limits: HttpLimits = HttpLimits()
 
 
 class HealthConfig(HttpConfig, frozen=True):
-    """An HTTP address for probes and scrapers (`/healthz`, `/readyz`, `/metrics`); the log names a
-    free port. Connections are fewer than an API's: they cannot take what links and KV need.
+    """An HTTP address for probes and scrapers (`/healthz`, `/readyz`, `/metrics`): `host` `*` is
+    every one, `port` 0 a free port, which the log names. They are few: connections are fewer than
+    an API's, so that they cannot take the descriptors that links and KV need.
     """
 
     limits: HttpLimits = HttpLimits(
@@ -297,13 +295,15 @@ class GatewayConfig(Section, frozen=True):
     tokenizer and KV layout are equal. `generation_config`: whence sampling fields come that a
     request leaves out: `auto`, the model's generation_config.json; `none`, the API's own defaults.
     `health`: an address for `/healthz`, `/readyz` and `/metrics` alone; without it they are beside
-    the API, for every client to read. `sse_comment_seconds`: a stream that has had nothing to send
+    the API, for every client to read. `shares_port`: gateways of this host that all say so listen
+    on one port together; each then needs a `health` of its own. `sse_comment_seconds`: a stream that has had nothing to send
     for this long, as while a long prompt is computed, sends a comment, so that no proxy gives it
     up; 0 sends none. `request_timeout_seconds`: how long a request may take in all (504).
     `client_queue_tokens`: tokens that may wait for a client that does not read; then it is cut off.
     """
 
     http: HttpConfig = HttpConfig(port=8000)
+    shares_port: bool = False
     health: HealthConfig | None = None
     api_keys_file: str = ""
     max_outstanding_requests: Count = 2048

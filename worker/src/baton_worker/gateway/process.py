@@ -42,7 +42,7 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
     tokenizer = load_tokenizer(Path(config.model.path))
     factory = MetricFactory(CollectorRegistry(), config.served_name, ROLE)
     config = _within_descriptors(config)
-    listener = listen(config.gateway.http)
+    listener = listen(config.gateway.http, shares_port=config.gateway.shares_port)
     inner = listen(config.gateway.health, "gateway.health") if config.gateway.health else None
     url, health_url = _url_of(listener), _url_of(inner or listener)
 

@@ -126,7 +126,8 @@ def plan_processes(
         ),
         health=HealthConfig(loopback_of(options)),
         gateway=GatewayConfig(
-            http=HttpConfig(options.host, options.port, shares_port=are_several),
+            http=HttpConfig(options.host, options.port),
+            shares_port=are_several,
             health=HealthConfig(loopback_of(options)) if are_several else None,
             api_keys_file=options.api_keys_file,
             playground=True,

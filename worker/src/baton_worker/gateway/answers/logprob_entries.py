@@ -74,43 +74,40 @@ def chat_draft_logprobs(delta: Delta, vocabulary: Vocabulary) -> ChatDraftLogpro
 
 def completion_draft_logprobs(delta: Delta, vocabulary: Vocabulary) -> CompletionDraftLogprobs:
     """Return what the draft model said of each of a delta's tokens, as parallel lists."""
-    name = vocabulary.names.__getitem__
+    names = vocabulary.names
     entries = [draft and _chat_entry(draft, vocabulary) for draft in delta.drafts]
     return CompletionDraftLogprobs(
         [entry.token if entry else None for entry in entries],
         [entry.logprob if entry else None for entry in entries],
         [
             draft
-            and {name(draft.token_id): finite([draft.logprob])[0]}
-            | first_wins(list(map(name, draft.topk_tokens)), finite(draft.topk_logprobs))
+            and {names[draft.token_id]: finite([draft.logprob])[0]}
+            | first_wins(names.of(draft.topk_tokens), finite(draft.topk_logprobs))
             for draft in delta.drafts
         ],
     )
 
 
 def _chat_entry(draft: DraftScore, vocabulary: Vocabulary) -> TokenLogprob:
-    name, data = vocabulary.names.__getitem__, vocabulary.byte_lists.__getitem__
+    names, byte_lists = vocabulary.names, vocabulary.byte_lists
     top = map(
         TopLogprob,
-        map(name, draft.topk_tokens),
+        names.of(draft.topk_tokens),
         finite(draft.topk_logprobs),
-        map(data, draft.topk_tokens),
+        byte_lists.of(draft.topk_tokens),
     )
     token = draft.token_id
-    return TokenLogprob(name(token), finite([draft.logprob])[0], data(token), list(top))
+    return TokenLogprob(names[token], finite([draft.logprob])[0], byte_lists[token], list(top))
 
 
 def chat_logprobs(delta: Delta, vocabulary: Vocabulary, k: int) -> ChatLogprobs:
     """Return a delta's entries, each with its `k` alternatives."""
-    name, data = vocabulary.names.__getitem__, vocabulary.byte_lists.__getitem__
-    ids = delta.topk_tokens
-    top = list(map(TopLogprob, map(name, ids), finite(delta.topk_logprobs), map(data, ids)))
-    tokens, logprobs = delta.token_ids, finite(delta.logprobs)
+    names, byte_lists = vocabulary.names, vocabulary.byte_lists
+    ids, tokens = delta.topk_tokens, delta.token_ids
+    top = list(map(TopLogprob, names.of(ids), finite(delta.topk_logprobs), byte_lists.of(ids)))
+    told = zip(names.of(tokens), finite(delta.logprobs), byte_lists.of(tokens), strict=True)
     return ChatLogprobs(
-        [
-            TokenLogprob(name(token), logprob, data(token), top[i * k : (i + 1) * k])
-            for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True))
-        ]
+        [TokenLogprob(*one, top[i * k : (i + 1) * k]) for i, one in enumerate(told)]
     )
 
 
@@ -121,13 +118,13 @@ def completion_logprobs(
 
     `n_before`: characters that the answer has before its output.
     """
-    name = vocabulary.names.__getitem__
-    names, logprobs = list(map(name, delta.token_ids)), finite(delta.logprobs)
+    names, logprobs = vocabulary.names.of(delta.token_ids), finite(delta.logprobs)
     top: list[dict[str, float] | None]
     if not k:
         top = [{token: logprob} for token, logprob in zip(names, logprobs, strict=True)]
     else:
-        top_names, top_logprobs = list(map(name, delta.topk_tokens)), finite(delta.topk_logprobs)
+        top_names = vocabulary.names.of(delta.topk_tokens)
+        top_logprobs = finite(delta.topk_logprobs)
         top = []
         for i, token in enumerate(names):
             part = slice(i * k, (i + 1) * k)

@@ -48,14 +48,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-def listen(http: HttpConfig, field: str = "gateway.http") -> socket.socket:
+def listen(
+    http: HttpConfig, field: str = "gateway.http", *, shares_port: bool = False
+) -> socket.socket:
     """Return a listening socket; `field` is where its address comes from.
 
     Raises:
         ConfigError: the address cannot be used.
     """
     try:
-        listener = addresses.listen(http.host, http.port, _BACKLOG, shares_port=http.shares_port)
+        listener = addresses.listen(http.host, http.port, _BACKLOG, shares_port=shares_port)
     except OSError as error:
         where = f"{addresses.bracketed(http.host)}:{http.port}"
         raise ConfigError(cannot_listen(field, where, error.errno)) from error

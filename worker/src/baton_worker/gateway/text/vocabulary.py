@@ -8,11 +8,14 @@ exact.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+
+
+T = TypeVar("T")
 
 
 class UnsupportedTokenizerError(ValueError):
@@ -26,28 +29,31 @@ class _TextBytes(dict[int, bytes]):
         return b""
 
 
-class _Names(dict[int, str]):
-    """How logprob entries show each token, made when first asked for."""
+class OfEach(Generic[T]):
+    """What each token has, from its bytes; an id without a token has what no bytes have.
 
-    def __init__(self, full_bytes: Mapping[int, bytes]) -> None:
-        super().__init__()
-        self._full_bytes = full_bytes
+    A list and no dictionary: alternatives are anywhere in a vocabulary, little of which is in a
+    processor's caches, and to find one in a dictionary takes four looks at memory instead of two.
+    """
 
-    def __missing__(self, token_id: int) -> str:
-        name = self[token_id] = _printable(self._full_bytes.get(token_id, b""))
-        return name
+    __slots__ = ("_none", "_values")
 
+    def __init__(
+        self, full_bytes: Mapping[int, bytes], size: int, value: Callable[[bytes], T]
+    ) -> None:
+        """Make all of `size`; `value` is what some bytes have."""
+        self._values = [value(full_bytes.get(token_id, b"")) for token_id in range(size)]
+        self._none = value(b"")
 
-class _ByteLists(dict[int, list[int]]):
-    """Each token's bytes as numbers, made when first asked for."""
+    def __getitem__(self, token_id: int) -> T:
+        return self._values[token_id] if 0 <= token_id < len(self._values) else self._none
 
-    def __init__(self, full_bytes: Mapping[int, bytes]) -> None:
-        super().__init__()
-        self._full_bytes = full_bytes
-
-    def __missing__(self, token_id: int) -> list[int]:
-        data = self[token_id] = list(self._full_bytes.get(token_id, b""))
-        return data
+    def of(self, token_ids: Sequence[int]) -> list[T]:
+        """Return each one's; ids, as records hold them, are not negative."""
+        try:
+            return list(map(self._values.__getitem__, token_ids))
+        except IndexError:
+            return [self[token_id] for token_id in token_ids]
 
 
 class Vocabulary:
@@ -66,12 +72,12 @@ class Vocabulary:
 
     def __init__(self, full_bytes: Mapping[int, bytes], special: frozenset[int]) -> None:
         """Build from each token's bytes, special tokens' literal text included."""
-        self.names: Mapping[int, str] = _Names(full_bytes)
-        self.byte_lists: Mapping[int, list[int]] = _ByteLists(full_bytes)
+        self.size = max(full_bytes, default=-1) + 1
+        self.names = OfEach(full_bytes, self.size, _printable)
+        self.byte_lists = OfEach(full_bytes, self.size, list)
         self.text_bytes: Mapping[int, bytes] = _TextBytes(
             (i, b"" if i in special else data) for i, data in full_bytes.items()
         )
-        self.size = max(full_bytes, default=-1) + 1
         self.longest = max(map(len, full_bytes.values()), default=0)
         self._with_special = copy(self)
         self._with_special.text_bytes = _TextBytes(full_bytes)
