@@ -46,6 +46,9 @@ class Counting(dict):
         self._work[0] += 1
         return super().__getitem__(key)
 
+    def of(self, keys):
+        return [self[key] for key in keys]
+
 
 @pytest.fixture
 def work():

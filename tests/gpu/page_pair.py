@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import page_pair_logprobs
 import page_pair_logprobs  # noqa: E402
 import page_pair_more  # noqa: E402
 import plots  # noqa: E402

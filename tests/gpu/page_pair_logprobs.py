@@ -12,8 +12,10 @@ from page_text import Goal, Record, Run, share, table
 
 SCORED = 0.97
 CPU = Group({"gateway": LEAST, "gateway_first_thread": LEAST, "decode": LEAST})
-SCORES = Group({"none": ABOVE, "top": ABOVE, "ratio": ABOVE},
-               {"cpu_us_per_token": Group({"none": CPU, "top": CPU}), "gateways": WHOLE})  # fmt: skip
+SCORES = Group(
+    {"none": ABOVE, "top": ABOVE, "ratio": ABOVE},
+    {"cpu_us_per_token": Group({"none": CPU, "top": CPU}), "gateways": WHOLE},
+)
 
 
 def scored(run: Run) -> str:

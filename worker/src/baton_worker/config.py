@@ -296,9 +296,9 @@ class GatewayConfig(Section, frozen=True):
     request leaves out: `auto`, the model's generation_config.json; `none`, the API's own defaults.
     `health`: an address for `/healthz`, `/readyz` and `/metrics` alone; without it they are beside
     the API, for every client to read. `shares_port`: gateways of this host that all say so listen
-    on one port together; each then needs a `health` of its own. `sse_comment_seconds`: a stream that has had nothing to send
-    for this long, as while a long prompt is computed, sends a comment, so that no proxy gives it
-    up; 0 sends none. `request_timeout_seconds`: how long a request may take in all (504).
+    on one port together; each then needs a `health` of its own. `sse_comment_seconds`: a stream
+    that has had nothing to send for this long, as while a long prompt is computed, sends a comment,
+    so that no proxy gives it up; 0: none. `request_timeout_seconds`: for a whole request (504).
     `client_queue_tokens`: tokens that may wait for a client that does not read; then it is cut off.
     """
 
