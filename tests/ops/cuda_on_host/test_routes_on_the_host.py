@@ -284,7 +284,7 @@ def test_a_tokens_pairs_are_added_in_their_order(
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize(("n_tokens", "hidden"), [(1, 264), (1, 2560), (1, 51), (3, 64)])
+@pytest.mark.parametrize(("n_tokens", "hidden"), [(1, 24), (1, 264), (1, 2560), (1, 51), (3, 64)])
 @pytest.mark.parametrize(("is_bf16", "adds"), [(True, True), (False, True), (True, False)])
 def test_a_norm_and_a_choice_have_the_bits_of_both(
     routes: host_routes.HostRoutes,
@@ -368,7 +368,8 @@ def test_where_no_cluster_has_room_a_norm_and_a_choice_are_launches_of_their_own
 
 @pytest.mark.parametrize("is_bf16", [True, False])
 @pytest.mark.parametrize(
-    ("n_tokens", "columns"), [(1, 264), (5, 2056), (9, 64), (3, 4616), (2, 51), (2, 8200)]
+    ("n_tokens", "columns"),
+    [(1, 264), (5, 2056), (9, 64), (3, 4616), (130, 264), (2, 51), (2, 8200)],
 )
 @pytest.mark.parametrize("has_beside", [True, False])
 def test_a_sum_and_a_norm_have_the_bits_of_both(
