@@ -135,7 +135,10 @@ Error CombineNormOf(const CombineInput& in, const AddNormInput& norm, const Rows
   const NormParams<E> norm_params = NormParamsOf<E>(norm, out);
   constexpr int kOfFew = sizeof(E) == 2 ? kCombineOfFew : kCombineOfMany;  // what registers hold
   const bool are_few = in.tokens <= kCombineFewTokens;
-  const auto kernel = are_few ? CombineNormKernel<E, kOfFew> : CombineNormKernel<E, kCombineOfMany>;
+  const auto kernel = grid.threads > kCombineFewThreads
+                          ? CombineNormKernel<E, kCombineOfWide, kMostNormThreads>
+                      : are_few ? CombineNormKernel<E, kOfFew, kCombineFewThreads>
+                                : CombineNormKernel<E, kCombineOfMany, kCombineFewThreads>;
   const bool rehearses = in.tokens <= kCombineRehearsed;
   return LaunchEarly(kernel, grid, stream, params, norm_params, rehearses);
 }

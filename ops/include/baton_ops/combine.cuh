@@ -12,6 +12,8 @@ namespace baton_ops::cuda {
 constexpr int kCombineThreads = 256, kMostCombined = 32;
 // Of a token, so many rows are asked for at once. With many tokens others' loads fill the time.
 constexpr int kCombineFewTokens = 8, kCombineOfFew = 8, kCombineOfMany = 4;
+// Where a row is normed too, more threads than these have registers for fewer.
+constexpr int kCombineFewThreads = 512, kCombineOfWide = 2;
 constexpr int kCombineRehearsed = 128;  // tokens at most: a block is alone on a multiprocessor
 
 template <class E>
@@ -39,29 +41,40 @@ struct CombinePairs {
   }
 };
 
+// A chunk of what some of a token's pairs made, from one of its list on. What takes time is waiting
+// for memory, so their loads are under way together.
+template <class E, bool kWide, int kAtOnce>
+struct MadeChunks {
+  Packed<E, kChunk> of[kAtOnce];
+
+  __device__ __forceinline__ void Load(const CombineParams<E>& p, const CombinePairs& pairs,
+                                       int64_t first, int from) {
+    if (from >= p.chosen) return;
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int32_t place = pairs.places[min(from + n, p.chosen - 1)];
+      of[n] = LoadChunk<E, kWide>(p.made + place * p.made_stride, first, p.columns);
+    }
+  }
+};
+
 // A chunk of a token's row: the sum of weight * made of its pairs from the first on, then of
-// beside; products and sums are rounded to fp32 one by one.
+// beside; products and sums are rounded to fp32 one by one. `made` has those of the first pairs.
 template <class E, bool kWide, int kAtOnce>
 __device__ __forceinline__ Packed<E, kChunk> CombineChunk(const CombineParams<E>& p,
                                                           const CombinePairs& pairs, int64_t token,
-                                                          int64_t first) {
+                                                          int64_t first,
+                                                          MadeChunks<E, kWide, kAtOnce>& made) {
   float sum[kChunk] = {};
-  // What takes time is waiting for memory, so loads of some pairs are under way together.
   for (int from = 0; from < p.chosen; from += kAtOnce) {
-    Packed<E, kChunk> made[kAtOnce];
-    float weight[kAtOnce];
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      const int pair = min(from + n, p.chosen - 1);
-      made[n] = LoadChunk<E, kWide>(p.made + pairs.places[pair] * p.made_stride, first, p.columns);
-      weight[n] = pairs.weights[pair];
-    }
+    if (from > 0) made.Load(p, pairs, first, from);
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       if (from + n >= p.chosen) break;
+      const float weight = pairs.weights[from + n];
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {
-        sum[i] = __fadd_rn(sum[i], __fmul_rn(weight[n], ToFloat(made[n].at[i])));
+        sum[i] = __fadd_rn(sum[i], __fmul_rn(weight, ToFloat(made.of[n].at[i])));
       }
     }
   }
@@ -90,7 +103,9 @@ __global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E
   __syncthreads();
   const int64_t first = (blockIdx.y * static_cast<int64_t>(kCombineThreads) + threadIdx.x) * kChunk;
   if (first >= p.columns) return;
-  const auto out = CombineChunk<E, kWide, kAtOnce>(p, pairs, token, first);
+  MadeChunks<E, kWide, kAtOnce> made{};
+  made.Load(p, pairs, first, 0);
+  const auto out = CombineChunk<E, kWide, kAtOnce>(p, pairs, token, first, made);
   StoreChunk<E, kWide>(p.out + token * p.out_stride, first, p.columns, out);
 }
 
@@ -98,10 +113,11 @@ __global__ void __launch_bounds__(kCombineThreads) CombineKernel(CombineParams<E
 // residual, and that normed. A thread has a chunk of the row of a block. Who rehearses does all
 // twice: the first time is for nobody, while the experts' products are still made, and leaves
 // nothing but this code in the caches, which a step's weights have driven it out of. It reads the
-// norm's weight in place of rows, for the first-level cache would keep what is read too early.
-// Grid: (tokens).
-template <class E, int kAtOnce>
-__global__ void __launch_bounds__(kMostNormThreads)
+// norm's weight in place of rows, for the first-level cache would keep what is read too early. The
+// block meets between loads and sums: else the compiler puts each load before its own sums, where
+// it waits for all of those before. Grid: (tokens).
+template <class E, int kAtOnce, int kMostThreads>
+__global__ void __launch_bounds__(kMostThreads)
     CombineNormKernel(CombineParams<E> p, NormParams<E> norm, bool rehearses) {
   __shared__ CombinePairs pairs;
   __shared__ float warps[kWarp];
@@ -111,6 +127,7 @@ __global__ void __launch_bounds__(kMostNormThreads)
   pairs.Read(p, token);
   Packed<E, kChunk> weight{};
   if (is_there) weight = LoadChunk<E, true>(norm.weight, first, p.columns);
+  __syncthreads();  // pairs are there
   CombineParams<E> now = p;
   now.made = norm.weight;
   now.made_stride = now.beside_stride = 0;
@@ -122,12 +139,18 @@ __global__ void __launch_bounds__(kMostNormThreads)
       WaitForEarlierGrids();
       now = p;
     }
-    __syncthreads();
     const NormRow<E, true> row(norm, token);
     Packed<E, kChunk> sum{};
+    ChunkWords<E> before{};
+    MadeChunks<E, true, kAtOnce> made{};
     if (is_there) {
-      sum = LoadChunk<E, true>(is_real ? row.residual : norm.weight, first, p.columns);
-      row.AddTo(sum, CombineChunk<E, true, kAtOnce>(now, pairs, token, first));
+      before.Load(is_real ? row.residual : norm.weight, first);
+      made.Load(now, pairs, first, 0);
+    }
+    __syncthreads();
+    if (is_there) {
+      sum = before.Elements();
+      row.AddTo(sum, CombineChunk<E, true, kAtOnce>(now, pairs, token, first, made));
       if (is_real) StoreChunk<E, true>(row.residual, first, p.columns, sum);
     }
     const float scale = row.Scale(row.Squares(sum, 0.0f), warps);

@@ -30,6 +30,18 @@ struct DecodeTurn {
   }
 };
 
+// Adds, and returns what stood there. What the thread's block left before its last meeting is seen
+// by whoever finds the sum; what those before left is seen behind it. A fence before and one behind
+// are sequentially consistent, which nobody needs here, and a wait each.
+__device__ __forceinline__ int AddInOrder(int* at, int value) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(at), "r"(value)
+               : "memory");
+  return before;
+}
+
 // What a warpgroup does with runs: queries in, tiles off the ring, outputs in their places, what
 // others left.
 class DecodeWork {
@@ -92,14 +104,10 @@ class DecodeWork {
                                         __nv_bfloat16* out) {
     Sync();
     if (threadIdx.x == 0) {
-      __threadfence();  // what the block left is seen before the count; what others did, behind it
       int* brought = left_.brought + run.row * keys_.kv_heads + run.head;
       const int count = run.last - run.first;
-      shared_.is_last = atomicAdd(brought, count) + count == run.splits;
-      if (shared_.is_last) {
-        __threadfence();
-        *brought = 0;
-      }
+      shared_.is_last = AddInOrder(brought, count) + count == run.splits;
+      if (shared_.is_last) *brought = 0;
     }
     Sync();
     if (!shared_.is_last) return;

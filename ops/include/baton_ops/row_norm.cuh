@@ -44,11 +44,24 @@ struct NormRow {
     }
   }
 
-  // The residual with x added.
+  // The residual with x added. Both are under way together.
   __device__ __forceinline__ Packed<E, kChunk> Sum(int64_t first) const {
-    Packed<E, kChunk> sum = LoadChunk<E, kWide>(residual, first, p.columns);
-    if (x) AddTo(sum, LoadChunk<E, kWide>(x, first, p.columns));
-    return sum;
+    if constexpr (kWide) {
+      ChunkWords<E> before, add;
+      before.Load(residual, first);
+      add.Load(x ? x : residual, first);
+      const Packed<E, kChunk> alone = before.Elements();
+      Packed<E, kChunk> sum = alone;
+      AddTo(sum, add.Elements());
+      // Chosen, not branched around: else the compiler puts the second load behind the branch.
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) sum.at[i] = x ? sum.at[i] : alone.at[i];
+      return sum;
+    } else {
+      Packed<E, kChunk> sum = LoadChunk<E, kWide>(residual, first, p.columns);
+      if (x) AddTo(sum, LoadChunk<E, kWide>(x, first, p.columns));
+      return sum;
+    }
   }
 
   // The same, which is written back.

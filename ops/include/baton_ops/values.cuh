@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace baton_ops::cuda {
 
@@ -54,6 +55,25 @@ __device__ __forceinline__ Packed<E, kChunk> LoadChunk(const E* row, int64_t fir
     return chunk;
   }
 }
+
+// Columns first .. first + 7 as they are read, all there and on 16 bytes. Compilers take elements
+// apart right behind their load, which waits for it: so of loads that are to be under way together
+// elements are taken from these, behind the last.
+template <class E>
+struct ChunkWords {
+  uint4 at[kChunk / kPerVector<E>];
+
+  __device__ __forceinline__ void Load(const E* row, int64_t first) {
+    const uint4* const from = reinterpret_cast<const uint4*>(row + first);
+#pragma unroll
+    for (int i = 0; i < kChunk / kPerVector<E>; ++i) at[i] = from[i];
+  }
+  __device__ __forceinline__ Packed<E, kChunk> Elements() const {
+    Packed<E, kChunk> chunk;
+    memcpy(&chunk, at, sizeof(chunk));
+    return chunk;
+  }
+};
 
 template <class E, bool kWide>
 __device__ __forceinline__ void StoreChunk(E* row, int64_t first, int64_t columns,

@@ -284,7 +284,7 @@ def test_a_tokens_pairs_are_added_in_their_order(
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize(("n_tokens", "hidden"), [(1, 264), (1, 2560), (1, 51), (3, 64)])
+@pytest.mark.parametrize(("n_tokens", "hidden"), [(1, 24), (1, 264), (1, 2560), (1, 51), (3, 64)])
 @pytest.mark.parametrize(("is_bf16", "adds"), [(True, True), (False, True), (True, False)])
 def test_a_norm_and_a_choice_have_the_bits_of_both(
     routes: host_routes.HostRoutes,
@@ -368,7 +368,8 @@ def test_where_no_cluster_has_room_a_norm_and_a_choice_are_launches_of_their_own
 
 @pytest.mark.parametrize("is_bf16", [True, False])
 @pytest.mark.parametrize(
-    ("n_tokens", "columns"), [(1, 264), (5, 2056), (9, 64), (2, 51), (2, 8200)]
+    ("n_tokens", "columns"),
+    [(1, 264), (5, 2056), (9, 64), (3, 4616), (130, 264), (2, 51), (2, 8200)],
 )
 @pytest.mark.parametrize("has_beside", [True, False])
 def test_a_sum_and_a_norm_have_the_bits_of_both(
@@ -393,3 +394,24 @@ def test_a_sum_and_a_norm_have_the_bits_of_both(
     routes.combine_norm(*pair, host_routes.Norm(None, residual, scale, 1e-6, out))
     np.testing.assert_array_equal(residual, same)
     np.testing.assert_array_equal(out, summed)
+
+
+@pytest.mark.parametrize("is_bf16", [True, False])
+@pytest.mark.parametrize("columns", [51, 264, 2056])
+def test_a_norm_of_nothing_added_has_the_bits_of_a_sums(
+    routes: host_routes.HostRoutes, is_bf16: bool, columns: int
+) -> None:
+    """With an epsilon that counts: else a residual that is added to itself has the same norm."""
+    rng = np.random.default_rng(columns)
+    stored = host_matmul.bf16 if is_bf16 else np.asarray
+    read = host_matmul.fp32 if is_bf16 else np.asarray
+    rows = [rng.standard_normal((3, columns)).astype(np.float32) for _ in range(4)]
+    x, residual, out, alone = (apart(stored(values), 8) for values in rows)
+    scale = aligned(stored(rng.standard_normal(columns).astype(np.float32)))
+    wanted = stored(read(residual) + read(x))
+    routes.set(seed=columns)
+    routes.norm(host_routes.Norm(x, residual, scale, 1.0, out))
+    np.testing.assert_array_equal(residual, wanted)
+    routes.norm(host_routes.Norm(None, residual, scale, 1.0, alone))
+    np.testing.assert_array_equal(residual, wanted)
+    np.testing.assert_array_equal(alone, out)

@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 
 _INSTRUCTIONS = host_matmul.INSTRUCTIONS | {
     "ex2.approx.ftz.f32 %0, %1;": "PowerOfTwo",
+    "atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;": "AddInOrder",
     "bar.sync 1, %0;": "SyncFirstGroup",
     "bar.sync %0, %1;": "SyncNamed",
     "bar.arrive %0, %1;": "ArriveNamed",

@@ -232,7 +232,6 @@ template <class T>
 inline void __stcg(T* at, T value) {
   *at = value;
 }
-inline void __threadfence() {}
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline uint32_t __cvta_generic_to_shared(const void* p) {
   return static_cast<uint32_t>(static_cast<const char*>(p) - host_cuda::MyShared());
@@ -247,6 +246,9 @@ inline T atomicAdd(T* at, std::common_type_t<T> value) {
   host_cuda::Linger();
   return before;
 }
+namespace host_cuda {
+inline int AddInOrder(int* at, int value) { return atomicAdd(at, value); }
+}  // namespace host_cuda
 inline int atomicMax(int* at, int value) {
   const int before = *at;
   *at = max(before, value);
