@@ -35,6 +35,7 @@ struct TurnedInput {
   // of all that there are; and the scales of a weight of its own, as large as an expert's.
   int beside_rows, pairs;
   const float* beside_scales;
+  int scale_shift;  // as in ScaledParams
   __device__ __forceinline__ bool HasBeside() const { return beside_rows > 0; }
   __device__ __forceinline__ int Parts() const { return experts + (HasBeside() ? 1 : 0); }
   __device__ __forceinline__ bool IsBeside(const TurnedPlace& place) const {
@@ -56,7 +57,8 @@ struct TurnedInput {
     const bool is_beside = IsBeside(place);
     const int expert = is_beside ? 0 : place.expert;
     const int64_t part = kGated ? expert * 2 + nth % 2 : expert;
-    return (is_beside ? beside_scales : weight_scales) + (part * n + column) * groups;
+    return (is_beside ? beside_scales : weight_scales) +
+           ((part * n + column) >> scale_shift) * groups;
   }
 };
 
