@@ -167,6 +167,39 @@ WHOLE = {
 }
 
 
+def in_blocks(n_blocks: int, outputs: int = 128, columns: int = COLUMNS) -> dict[str, Any]:
+    """Return what `gate_experts` is given of so many blocks' scales."""
+    return {
+        "x": tensor("uint8", 2, columns),
+        "weight": tensor("uint8", EXPERTS * 2 * outputs, columns),
+        "weight_scales": tensor("float32", n_blocks, 3),
+        "out": tensor("bfloat16", ROWS, outputs),
+    }
+
+
+def gate_experts_in_blocks(**changed: Any) -> None:
+    gate_experts(**in_blocks(EXPERTS * 2) | changed)
+
+
+def beside_blocks(n_blocks: int, n_beside: int) -> None:
+    """Experts' second product, and what all share, by scales of blocks or rows."""
+    beside_experts_of = {
+        "plain": tensor("bfloat16", ROWS, COLUMNS),
+        "weight": tensor("uint8", EXPERTS * 128, COLUMNS),
+        "weight_scales": tensor("float32", n_blocks, 3),
+        "out": tensor("bfloat16", ROWS, 128),
+        "beside": (
+            tensor("bfloat16", 1, COLUMNS),
+            tensor("uint8", 1, COLUMNS),
+            tensor("float32", 1, 3),
+            tensor("uint8", 128, COLUMNS),
+            tensor("float32", n_beside, 3),
+            tensor("bfloat16", 1, 128),
+        ),
+    }
+    both_of_experts_rows(**beside_experts_of)
+
+
 @pytest.mark.parametrize(
     ("op", "changed"),
     [
@@ -185,6 +218,10 @@ WHOLE = {
         (both_of_experts, {}),
         (both_of_experts_rows, {}),
         (beside_experts, {}),
+        (gate_experts_in_blocks, {}),
+        (gate_experts_in_blocks, {"weight_scales": tensor("float32", EXPERTS * 2 * 128, 3)}),
+        (beside_blocks, {"n_blocks": EXPERTS, "n_beside": 1}),
+        (beside_blocks, {"n_blocks": EXPERTS * 128, "n_beside": 128}),
     ],
 )
 def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None:
@@ -237,6 +274,27 @@ def test_what_fits_comes_to_the_driver(op: Any, changed: dict[str, Any]) -> None
         (beside_experts, {"beside_plain": tensor("bfloat16", 2, COLUMNS)}, "beside_x.shape[0]"),
         (beside_experts, {"beside_weight": tensor("uint8", 80, COLUMNS)}, "beside_weight.shape[0]"),
         (beside_experts, {"beside_out": tensor("bfloat16", 1, 39)}, "beside_out.shape[1]"),
+        (
+            gate_experts_in_blocks,
+            {"weight_scales": tensor("float32", 5, 3)},
+            "weight_scales.shape[0] must be 768, or 6 for a scale for each 128 rows, got 5",
+        ),
+        (gate_experts, in_blocks(EXPERTS * 3, 192), "weight_scales.shape[0] must be 1152, got 9"),
+        (
+            gate_experts_in_blocks,
+            {"x_scales": tensor("float32", 2, 1), "weight_scales": tensor("float32", 6, 1)},
+            "weight_scales.shape[0] must be 768, got 6",
+        ),
+        (
+            beside_blocks,
+            {"n_blocks": EXPERTS, "n_beside": 128},
+            "beside_weight_scales.shape[0] must be 1",
+        ),
+        (
+            beside_blocks,
+            {"n_blocks": EXPERTS * 128, "n_beside": 1},
+            "beside_weight_scales.shape[0] must be 128",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(op: Any, changed: dict[str, Any], message: str) -> None:

@@ -23,12 +23,27 @@ int64_t GroupOf(const TensorView& scales, const char* name, int64_t columns) {
                             << scales.size(1);
 }
 
-cuda::ScaledRows ReadRows(const TensorView& values, const TensorView& scales, const char* name,
-                          const char* scales_name, int64_t rows, int64_t columns, int64_t group,
-                          DLDevice device) {
-  const int64_t groups = (columns + group - 1) / group;
-  return {Matrix<uint8_t>(values, name, kUInt8, rows, columns, device),
-          Matrix<float>(scales, scales_name, kFloat32, rows, groups, device)};
+// Of a weight of so many rows, in all.
+float* ReadScales(const TensorView& scales, const char* name, int64_t rows,
+                  const cuda::ScaledMatmulInput& in, DLDevice device) {
+  const int64_t groups = (in.in + in.group - 1) / in.group;
+  return Matrix<float>(scales, name, kFloat32, rows >> in.scale_shift, groups, device);
+}
+
+// How many rows of a weight have a scale in common, as a power of two: its scales have a row for
+// each of its rows, or for each block. `part`: of rows that no block may reach beyond.
+int ScaleShiftOf(const TensorView& scales, const char* name, int64_t rows, int64_t part,
+                 int64_t group) {
+  Checked(scales, name).HasRank(2);
+  if (scales.size(0) == rows) return 0;
+  const bool are_blocks = part % cuda::kScaledGroup == 0 && group <= cuda::kScaledGroup;
+  if (are_blocks && scales.size(0) == rows >> cuda::kBlockShift) return cuda::kBlockShift;
+  if (are_blocks) {
+    TVM_FFI_THROW(ValueError) << name << ".shape[0] must be " << rows << ", or "
+                              << (rows >> cuda::kBlockShift) << " for a scale for each "
+                              << cuda::kScaledGroup << " rows, got " << scales.size(0);
+  }
+  TVM_FFI_THROW(ValueError) << name << ".shape[0] must be " << rows << ", got " << scales.size(0);
 }
 
 // Whether rows of so many bytes have halves behind so many numbers.
@@ -103,8 +118,9 @@ void ReadBeside(ArgumentReader* args, const Call& call, cuda::ScaledMatmulInput*
   in->beside.plain = call.Rows(*plain, "beside_plain", rows, in->in);
   in->beside.x = ReadActivations(x, x_scales, "beside_x", "beside_x_scales", rows, in->in,
                                  in->group, call.device);
-  in->beside.weight = ReadRows(weight, weight_scales, "beside_weight", "beside_weight_scales",
-                               weight_rows, in->in, in->group, call.device);
+  in->beside.weight = {
+      Matrix<uint8_t>(weight, "beside_weight", kUInt8, weight_rows, in->in, call.device),
+      ReadScales(weight_scales, "beside_weight_scales", weight_rows, *in, call.device)};
   in->beside.out = call.Rows(out, "beside_out", rows, in->out);
 }
 
@@ -148,8 +164,9 @@ void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledW
     in.starts = call.Ints<const int32_t>(*starts, "starts", in.experts + 1);
   }
   const int64_t weight_rows = (is_gated ? 2 : 1) * in.out * (starts ? in.experts : 1);
-  in.weight = ReadRows(weight, weight_scales, "weight", "weight_scales", weight_rows, in.in,
-                       in.group, call.device);
+  in.weight.values = Matrix<uint8_t>(weight, "weight", kUInt8, weight_rows, in.in, call.device);
+  in.scale_shift = ScaleShiftOf(weight_scales, "weight_scales", weight_rows, in.out, in.group);
+  in.weight.scales = ReadScales(weight_scales, "weight_scales", weight_rows, in, call.device);
   if (is_plain && has_experts) ReadBeside(&args, call, &in);
   const cuda::Rows to = call.Rows(out, "out", in.rows, in.out);
   const tvm::ffi::CUDADeviceGuard guard(call.device.device_id);

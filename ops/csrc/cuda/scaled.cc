@@ -24,7 +24,7 @@ constexpr Cost kCosts[] = {
     {ScaledWay::k128x16, 128, 16, 445},     {ScaledWay::k128x32, 128, 32, 510},
     {ScaledWay::k128x64, 128, 64, 650},     {ScaledWay::k128x128, 128, 128, 1150},
     {ScaledWay::kRanges64x16, 64, 16, 240}, {ScaledWay::kRanges64x32, 64, 32, 270},
-    {ScaledWay::kRanges64x64, 64, 64, 450},
+    {ScaledWay::kRanges64x64, 64, 64, 420},
 };
 // The kernels for any GPU: their rows of the weight and of x, of which a multiprocessor has one
 // tile, and nanoseconds for one's range. Of up to half a tile's rows they have smaller ones.

@@ -9,6 +9,8 @@ namespace baton_ops::cuda {
 
 // Groups are of so many columns, or of a whole row.
 constexpr int64_t kScaledGroup = 128;
+constexpr int kBlockShift = 7;  // of rows of a weight that share a scale: a block has as many rows
+static_assert(1 << kBlockShift == kScaledGroup);
 
 // A row's numbers, and behind them maybe the same once more as halves: where columns are a multiple
 // of 16. These lie as the tensor cores take them (quantise.cuh), 64 columns together, of the last
@@ -54,6 +56,10 @@ struct ScaledMatmulInput {
   int64_t in;
   int64_t out;  // columns of the output
   int64_t group;
+  // Of weights, also of that beside: 1 << scale_shift rows that follow each other have a scale in
+  // common, which is stored once; 0, or kBlockShift of groups of kScaledGroup, where each matrix,
+  // gates and ups too, has whole blocks.
+  int scale_shift;
   bool is_gated;       // silu(gate) * up; the weight has gates' rows, and as many ups' behind them
   const int32_t* row;  // [rows]: which of x each is, or null: that of its number
   const int32_t* starts;  // [experts + 1]: where each expert's rows begin; or null

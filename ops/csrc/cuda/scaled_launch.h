@@ -23,7 +23,8 @@ ScaledParams<Out> ScaledParamsOf(const ScaledMatmulInput& in, const Rows& out) {
           static_cast<int>(DivideUp<int64_t>(in.in, in.group)),
           in.row,
           in.starts,
-          static_cast<int>(in.experts)};
+          static_cast<int>(in.experts),
+          in.scale_shift};
 }
 
 }  // namespace baton_ops::cuda

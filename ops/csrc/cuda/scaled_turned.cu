@@ -40,7 +40,8 @@ Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int proces
                           static_cast<int>(groups),
                           static_cast<int>(in.beside.rows),
                           static_cast<int>(in.rows),
-                          in.beside.weight.scales};
+                          in.beside.weight.scales,
+                          in.scale_shift};
   const int64_t row_tiles =
       HopperRowTiles(in, Way::kTileX) + DivideUp<int64_t>(in.beside.rows, Way::kTileX);
   const int64_t tiles = row_tiles * DivideUp<int64_t>(in.out, Way::kOutN);

@@ -130,8 +130,8 @@ class FewScaledFeed {
     float* to = reinterpret_cast<float*>(stages_ + Way::kStages * Way::kStageBytes +
                                          stage_ * Way::kScaleBytes);
     const int group = min(at_ / kScaledRange, in.groups - 1);
-    BeginEarlyCopyOfFour(to + lane % 8 * 4 + lane / 8,
-                         in.weight_scales + tiles_.WeightRow(place_, lane) * in.groups + group);
+    const int64_t row = tiles_.WeightRow(place_, lane) >> in.scale_shift;
+    BeginEarlyCopyOfFour(to + lane % 8 * 4 + lane / 8, in.weight_scales + row * in.groups + group);
   }
 
   __device__ __forceinline__ void Find() {

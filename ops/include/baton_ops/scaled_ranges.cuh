@@ -10,6 +10,8 @@
 namespace baton_ops::cuda {
 
 // A thread of these. It has the same elements of a tile as the threads of its number in the others.
+// Of many columns it takes two ranges a turn, or a tile's last: then the total goes round half as
+// often, which is what shared memory is busy with.
 template <class Way>
 class RangesMultiply {
  public:
@@ -20,32 +22,52 @@ class RangesMultiply {
         out_(out),
         is_whole_(in.groups == 1 && in.in > kScaledRange),
         is_copied_(in.row != nullptr),
-        count_(share.Mine() * share.steps),
-        rows_(warp_row_, lane_) {
-    weight_stage_.Advance(group_);
-    stage_.Advance(group_);
-  }
+        turns_((share.steps + kAtOnce - 1) / kAtOnce),
+        count_(share.Mine() * turns_),
+        rows_(warp_row_, lane_) {}
 
   __device__ void Run() {
-    Load(group_);
+    if (group_ >= count_) return;
+    MoveBy(group_);
+    weight_stage_.Advance(Range());
+    stage_.Advance(Range());
+    Load();
 #pragma unroll 1
-    for (int range = group_; range < count_; range += Way::kGroups) Turn(range);
+    for (int turn = group_; turn < count_; turn += Way::kGroups) Turn(turn);
   }
 
  private:
-  static constexpr int kColumns = Way::kColumns, kSums = kColumns / 2;
+  static constexpr int kColumns = Way::kColumns, kSums = kColumns / 2, kAtOnce = Way::kAtOnce;
   static constexpr int kFirstTurn = 1;  // the named barrier of group 0; the next is group 1's
 
-  // Of the range of that number of the block's.
-  __device__ __forceinline__ void Turn(int range) {
+  // The turn of that number of the block's.
+  __device__ __forceinline__ void Turn(int turn) {
+    const int k = k_, tile = tile_, range = Range();
+    const bool are_two = kAtOnce == 2 && k + 1 < share_.steps;
+    const bool is_last = k + kAtOnce >= share_.steps, has_next = turn + Way::kGroups < count_;
+    MoveBy(Way::kGroups);
+    const int behind = kAtOnce == 1 ? Way::kGroups : Range() - range - (are_two ? 1 : 0);
+    float first[kSums], sums[kSums];
+    if (are_two) Multiply(first, 1, true);
+    const TurnedScales<kColumns> of_range = Multiply(sums, behind, has_next);
+    if (turn > 0) TakeTurn();
+    AddTo(first, sums, are_two, k == 0, is_last);
+    if (turn + 1 < count_) GiveTurn();
+    if (is_last) Store(tile, of_range, sums);
+  }
+
+  // Makes the sums of the range that it has, scaled, and returns the scales. Reads the weight's
+  // numbers of its next one, so many behind, if there is one.
+  __device__ __forceinline__ TurnedScales<kColumns> Multiply(float (&sums)[kSums], int behind,
+                                                             bool has_next) {
     uint32_t halves[32];
-    float sums[kSums];
     ToHalves(numbers_, halves);
     const UniformDescriptor x(ring_.x + stage_.s * Way::kXBytes);
     Await(ring_.x_full + stage_.s, stage_.phase);
     if (is_copied_) PublishShared();
     BeginRange<Way>(halves, x, sums);
-    Load(range + Way::kGroups);
+    weight_stage_.Advance(behind);
+    if (has_next) Load();
     const float* scales = ring_.scales + stage_.s * Way::kScales;
     AwaitProducts<0>();
     Hold(sums);
@@ -56,17 +78,19 @@ class RangesMultiply {
     }
     __syncwarp();
     if (lane_ == 0) Arrive(ring_.x_empty + stage_.s);
-    stage_.Advance(Way::kGroups);
-    while (k_ >= share_.steps) {
-      k_ -= share_.steps;
+    stage_.Advance(behind);
+    return of_range;
+  }
+
+  // Where the group is among the block's ranges, of which a tile has whole turns.
+  __device__ __forceinline__ int Range() const { return before_ + k_; }
+  __device__ __forceinline__ void MoveBy(int turns) {
+    k_ += turns * kAtOnce;
+    while (k_ >= turns_ * kAtOnce) {
+      k_ -= turns_ * kAtOnce;
       tile_ += gridDim.x;
+      before_ += share_.steps;
     }
-    const bool is_last = k_ + 1 == share_.steps;
-    if (range > 0) TakeTurn();
-    AddTo(sums, is_last);
-    if (range + 1 < count_) GiveTurn();
-    if (is_last) Store(of_range, sums);
-    k_ += Way::kGroups;
   }
 
   __device__ __forceinline__ void TakeTurn() const {
@@ -77,21 +101,26 @@ class RangesMultiply {
     asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + next), "n"(2 * kTurnedGroup) : "memory");
   }
 
-  // Reads the weight's numbers of this group's next range, if it is one of the block's.
-  __device__ __forceinline__ void Load(int range) {
-    if (range >= count_) return;
+  __device__ __forceinline__ void Load() {
     Await(ring_.weight_full + weight_stage_.s, weight_stage_.phase);
     numbers_ = rows_.Load(ring_.weight + weight_stage_.s * Way::kWeightBytes);
-    weight_stage_.Advance(Way::kGroups);
   }
 
-  // Adds sums to the tile's, which are left in shared memory unless they are the last ones.
-  __device__ __forceinline__ void AddTo(float (&sums)[kSums], bool is_last) const {
+  // Adds sums, of two ranges the first one's before, to the tile's, which are left in shared memory
+  // unless they are the last ones.
+  __device__ __forceinline__ void AddTo(const float (&first)[kSums], float (&sums)[kSums],
+                                        bool are_two, bool is_first, bool is_last) const {
     auto* total = reinterpret_cast<float4*>(ring_.total) + threadIdx.x % kTurnedGroup;
 #pragma unroll
     for (int i = 0; i < kSums; i += 4) {
       float4& four = total[i / 4 * kTurnedGroup];
-      const float4 before = k_ == 0 ? float4{} : four;
+      float4 before = is_first ? float4{} : four;
+      if (are_two) {
+        before.x = __fadd_rn(before.x, first[i]);
+        before.y = __fadd_rn(before.y, first[i + 1]);
+        before.z = __fadd_rn(before.z, first[i + 2]);
+        before.w = __fadd_rn(before.w, first[i + 3]);
+      }
       sums[i] = __fadd_rn(before.x, sums[i]);
       sums[i + 1] = __fadd_rn(before.y, sums[i + 1]);
       sums[i + 2] = __fadd_rn(before.z, sums[i + 2]);
@@ -101,7 +130,7 @@ class RangesMultiply {
   }
 
   // Sums of a whole row are scaled once they are all there.
-  __device__ __forceinline__ void Store(const TurnedScales<kColumns>& scales,
+  __device__ __forceinline__ void Store(int tile, const TurnedScales<kColumns>& scales,
                                         float (&sums)[kSums]) const {
     if (is_whole_) {
       float whole[kSums] = {};
@@ -109,21 +138,21 @@ class RangesMultiply {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums[i] = whole[i];
     }
-    StoreTurned<Way>(sums, out_, share_.Place(tile_), 0, warp_row_, lane_);
+    StoreTurned<Way>(sums, out_, share_.Place(tile), 0, warp_row_, lane_);
   }
 
   const TurnedRing<Way>& ring_;
   const TurnedShare<Way>& share_;
   const MatmulOutput& out_;
   const bool is_whole_, is_copied_;  // x by threads
-  const int count_;                  // the block's ranges
+  const int turns_, count_;          // of a tile, and the block's
   const int group_ = threadIdx.x / kTurnedGroup - 1, lane_ = threadIdx.x % 32;
   const int warp_row_ = threadIdx.x % kTurnedGroup / 32 * 16;
   const int lane_row_ = warp_row_ + SlotRow(lane_ / 4);
   const TurnedRows rows_;
   TurnedStage<Way::kWeightStages> weight_stage_;
   TurnedStage<Way::kXStages> stage_;
-  int k_ = group_, tile_ = blockIdx.x;
+  int k_ = 0, tile_ = blockIdx.x, before_ = 0;  // ranges of the tiles before this one
   TurnedNumbers numbers_{};
 };
 

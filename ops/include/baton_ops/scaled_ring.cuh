@@ -35,6 +35,7 @@ struct TurnedInput {
   // of all that there are; and the scales of a weight of its own, as large as an expert's.
   int beside_rows, pairs;
   const float* beside_scales;
+  int scale_shift;  // as in ScaledParams
   __device__ __forceinline__ bool HasBeside() const { return beside_rows > 0; }
   __device__ __forceinline__ int Parts() const { return experts + (HasBeside() ? 1 : 0); }
   __device__ __forceinline__ bool IsBeside(const TurnedPlace& place) const {
@@ -56,7 +57,8 @@ struct TurnedInput {
     const bool is_beside = IsBeside(place);
     const int expert = is_beside ? 0 : place.expert;
     const int64_t part = kGated ? expert * 2 + nth % 2 : expert;
-    return (is_beside ? beside_scales : weight_scales) + (part * n + column) * groups;
+    return (is_beside ? beside_scales : weight_scales) +
+           ((part * n + column) >> scale_shift) * groups;
   }
 };
 
@@ -70,7 +72,7 @@ struct TurnedTile {
   static constexpr int kManyRegisters = kColumns < 128 ? 216 : 224;
   static constexpr int kWeightGroups = kWeightGroupsOf, kReaders = kGroups;
   static constexpr int kTileX = kColumns * kGroups / kWeightGroups;
-  static constexpr int kTotalBytes = 0;
+  static constexpr int kTotalBytes = 0, kAtOnce = 1;
 };
 
 // The same where each of some warpgroups has ranges of its own, of all of a tile: see
@@ -81,21 +83,27 @@ struct RangesTile {
   static constexpr int kGroups = kGroupsOf, kColumns = kColumnsOf, kFewRegisters = 56;
   static constexpr int kManyRegisters = kGroups == 4 ? 104 : 152;
   static constexpr int kWeightGroups = 1, kReaders = 1, kTileX = kColumns;
+  static constexpr int kAtOnce = kColumns < 64 ? 1 : 2;  // ranges of one's turn
   static constexpr int kTotalBytes = kTurnedGroup * kColumns / 2 * int{sizeof(float)};
 };
 
 // What follows of that. A stage has so many warpgroups that read it.
 template <class Tile>
 struct TurnedWay : Tile {
-  using Tile::kColumns, Tile::kFewRegisters, Tile::kGated, Tile::kGroups, Tile::kHaveRanges,
-      Tile::kManyRegisters, Tile::kReaders, Tile::kTileX, Tile::kTotalBytes, Tile::kWeightGroups;
+  using Tile::kAtOnce, Tile::kColumns, Tile::kFewRegisters, Tile::kGated, Tile::kGroups,
+      Tile::kHaveRanges, Tile::kManyRegisters, Tile::kReaders, Tile::kTileX, Tile::kTotalBytes,
+      Tile::kWeightGroups;
   static constexpr int kThreads = (kGroups + 1) * kTurnedGroup, kTileWeight = 64 * kWeightGroups;
   static constexpr int kOutN = kGated ? kTileWeight / 2 : kTileWeight;
   static constexpr int kXBytes = kTileX * kScaledRange * 2;
   static constexpr int kWeightBytes = kTileWeight * kScaledRange;
   static constexpr int kScales = kTileX + kTileWeight;
-  // More ranges of x are under way where one is over sooner.
-  static constexpr int kXStages = kTileX < 64 ? 8 : kTileX < 128 ? 5 : 4;
+  static constexpr int kUnderWay = kHaveRanges ? kGroups * kAtOnce : 0;  // of who has ranges
+  // More ranges of x are in stages where one is over sooner.
+  static constexpr int kXStages = kTileX < 64     ? 8
+                                  : kTileX == 128 ? 4
+                                  : kUnderWay > 5 ? kUnderWay
+                                                  : 5;
   static constexpr int kOtherBytes =
       kTurnedHeadBytes + kXStages * (kXBytes + kScales * int{sizeof(float)}) + kTotalBytes;
   static constexpr int kFit = (kFewSharedBytes - kOtherBytes) / kWeightBytes;
@@ -103,8 +111,9 @@ struct TurnedWay : Tile {
   static constexpr int kSharedBytes = kOtherBytes + kWeightStages * kWeightBytes;
   static_assert(kWeightStages > kXStages);
   static_assert(kTileX <= kTurnedGroup && kTileWeight <= kTurnedGroup, "a thread has a row");
-  // Who has ranges reads the next one's weight before all before the one it has are added.
-  static_assert(!kHaveRanges || (kXStages >= kGroups && kWeightStages >= 2 * kGroups));
+  // Who waits for a stage must know that what it held before had come, which of all before its last
+  // turn it does; and it reads the next range's weight before all before the one it has are added.
+  static_assert(kXStages >= kUnderWay && kWeightStages >= 2 * kUnderWay);
   // What a block is launched with is all there is to give.
   static_assert(kTurnedGroup * (kFewRegisters + kGroups * kManyRegisters) <=
                 kThreads * (65536 / kThreads / 8 * 8));

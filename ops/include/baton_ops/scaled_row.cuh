@@ -170,7 +170,7 @@ class RowScaledFeed {
     const uint8_t* weight = is_beside ? beside.weight : in.weight;
     const float* scales = is_beside ? beside.weight_scales : in.weight_scales;
     row_ = weight + (first + lane / 8) * in.in + lane % 8 * 16;
-    scale_ = scales + (first + behind) * in.groups;
+    scale_ = scales + ((first + behind) >> in.scale_shift) * in.groups;
   }
 
   const RowScaledTiles<Way>& tiles_;

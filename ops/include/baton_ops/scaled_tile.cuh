@@ -18,7 +18,7 @@ struct ScaledParams {
   int64_t x_stride;
   const float* x_scales;       // [rows, groups]
   const uint8_t* weight;       // [out_columns, in]; gated: gates, then as many ups
-  const float* weight_scales;  // [out_columns, groups]
+  const float* weight_scales;  // [out_columns >> scale_shift, groups]
   Out* out;
   int64_t out_stride;
   int rows;  // of out
@@ -28,6 +28,7 @@ struct ScaledParams {
   const int32_t* row;     // which row of x each is, or null: that of its number
   const int32_t* starts;  // of experts: where the rows of each begin; or null: there are none
   int experts;
+  int scale_shift;  // rows of the weight that have a scale in common, as a power of two
 };
 
 using Numbers = Packed<uint32_t, 4>;  // 16 of them
@@ -170,7 +171,7 @@ __device__ __forceinline__ TileScales<kBlocks> LoadScales(
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int64_t row = tile.WeightRow(i, tile.quarter * 2 + j);
-      scales.weight[i][j] = p.weight_scales[row * p.groups + group];
+      scales.weight[i][j] = p.weight_scales[(row >> p.scale_shift) * p.groups + group];
     }
   }
   return scales;
@@ -220,7 +221,7 @@ __device__ __forceinline__ int FindTile(ScaledParams<Out>& p, bool is_gated, int
         static_cast<int64_t>(first + found) * (is_gated ? 2 : 1) * p.out_columns;
     p.rows = __shfl_sync(kEveryLane, end - begin, found);
     p.weight += weight_row * p.in;
-    p.weight_scales += weight_row * p.groups;
+    p.weight_scales += (weight_row >> p.scale_shift) * p.groups;
     p.out += start * p.out_stride;
     if (p.row != nullptr) {
       p.row += start;

@@ -1,9 +1,13 @@
 """FP8 on CUDA: rows to e4m3 with scales, and their product with a weight that is stored so.
 
 Numbers are e4m3 (448 at most, no infinity), held as uint8. A scale f32 is of a group of columns: of
-each 128, the last maybe fewer, or of the whole row; how many scales a row has says which. Where K
-is a multiple of 16 x may have halves: rows of K + 2 H bytes, H the next multiple of 64, on 16
-bytes, with each number once more behind them as float16, in an order of the tensor cores' own.
+each 128, the last maybe fewer, or of the whole row; how many scales a row has says which. In groups
+of 128 a weight's scales may be of each 128 rows together, f32[*/128, G]: how many rows of scales
+there are says which, and bits are those of the same scales for each row. Then 128 divides O, so
+that no block has rows of two experts, or of gates and ups.
+
+Where K is a multiple of 16 x may have halves: rows of K + 2 H bytes, H the next multiple of 64, on
+16 bytes, with each number once more behind them as float16, in an order of the tensor cores' own.
 Without them the kernels for Hopper are not used. A row's bits depend on that row alone, and not on
 whether it has halves. Whether it has is told by its width: beside a weight of K columns rows of K +
 2 H bytes are K numbers with halves, whoever made them, also K + 2 H numbers that were meant for

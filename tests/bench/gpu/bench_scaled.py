@@ -6,7 +6,8 @@ An 8B model's four products, and the experts of a 30B mixture. Times are medians
 replays; weights rotate over more than the second-level cache holds. Of each: microseconds, what it
 reads of weights and scales a second, and the times of quantising its rows; with --ways instead the
 times of one product by every kernel and tile there is, or with --of-one those of a single row's
-products of GLM-4.5-Air, quantising included: in two launches, and in one. Equal bits are for the
+products of GLM-4.5-Air, quantising included: in two launches, and in one. Scales of qkv and o are
+of each row, the others' of blocks, as a checkpoint by blocks is loaded. Equal bits are for the
 tests (tests/ops/cuda). Needs PyTorch with a Hopper GPU and the library with CUDA kernels.
 """
 
@@ -68,6 +69,22 @@ def quantised(x: torch.Tensor, is_weight: bool = False) -> tuple[torch.Tensor, t
     return made
 
 
+def weight_of(rows: int, columns: int, has_blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return numbers at random and their scales: of each row, or of each 128, the first one's."""
+    values, scales = quantised(empty(rows, columns).normal_(0, 0.02), is_weight=True)
+    return values, scales[::128].contiguous() if has_blocks else scales
+
+
+def bytes_of(weight: tuple[torch.Tensor, torch.Tensor]) -> int:
+    """Return what numbers and scales take."""
+    return sum(each.numel() * each.element_size() for each in weight)
+
+
+def has_blocks(name: str) -> bool:
+    """Whether a product's scales are of blocks: attention's heads may be cut within one."""
+    return name.endswith(("gate_up", "down"))
+
+
 def us(launch: timing.Launch, rows: int) -> float:
     """Return the median microseconds of a call."""
     return timing.by_graph(launch, 4 if rows > 512 else 12, REPEATS).median_us
@@ -79,7 +96,7 @@ def dense(name: str, rows: int) -> dict[str, Any]:
     is_gated = name == "gate_up"
     count = max(CACHE_BYTES // (outputs * inputs) + 1, 2)
     plain = [empty(outputs, inputs).normal_(0, 0.02) for _ in range(count)]
-    fp8 = [quantised(weight, is_weight=True) for weight in plain]
+    fp8 = [weight_of(outputs, inputs, has_blocks(name)) for _ in plain]
     x = empty(rows, inputs).normal_()
     small, out = quantised(x), empty(rows, outputs // (1 + is_gated))
     of_fp8 = scaled.scaled_gate_up_silu_into if is_gated else scaled.scaled_matmul_into
@@ -87,8 +104,7 @@ def dense(name: str, rows: int) -> dict[str, Any]:
     took = us(lambda i: of_fp8(*small, *fp8[i % count], out), rows)
     bf16 = us(lambda i: of_bf16(x, plain[i % count], out), rows)
     quantising = us(lambda i: scaled.quantise_rows_into(x, *small), rows)
-    n_bytes = outputs * (inputs + inputs // 32)
-    return told(name, rows, took, bf16, quantising, n_bytes, 2 * rows * outputs * inputs)
+    return told(name, rows, took, bf16, quantising, bytes_of(fp8[0]), 2 * rows * outputs * inputs)
 
 
 def by_ways(name: str, rows: int) -> dict[str, Any]:
@@ -96,7 +112,7 @@ def by_ways(name: str, rows: int) -> dict[str, Any]:
     outputs, inputs = SHAPES[name]
     is_gated = name == "gate_up"
     count = max(CACHE_BYTES // (outputs * inputs) + 1, 2)
-    fp8 = [quantised(empty(outputs, inputs).normal_(0, 0.02), True) for _ in range(count)]
+    fp8 = [weight_of(outputs, inputs, has_blocks(name)) for _ in range(count)]
     x, out = quantised(empty(rows, inputs).normal_()), empty(rows, outputs // (1 + is_gated))
     run = library().cuda_scaled_gate_up_silu_by if is_gated else library().cuda_scaled_matmul_by
     took = [
@@ -132,7 +148,7 @@ def mixed(tokens: int) -> list[dict[str, Any]]:
     up = empty(EXPERTS * 2 * WIDTH, HIDDEN).normal_(0, 0.02)
     down = empty(EXPERTS * HIDDEN, WIDTH).normal_(0, 0.02)
     small, middle = quantised(x), quantised(gated)
-    up8, down8 = quantised(up, is_weight=True), quantised(down, is_weight=True)
+    up8, down8 = (weight_of(*each.shape, has_blocks=True) for each in (up, down))
     used = int((counts > 0).sum())
     times = (
         us(
@@ -145,11 +161,10 @@ def mixed(tokens: int) -> list[dict[str, Any]]:
         us(lambda _: experts.expert_matmul_into(gated, starts, down, made), pairs),
         us(lambda _: scaled.quantise_rows_into(gated, *middle), pairs),
     )
+    of_both = (("experts' gate_up", times[:3], up8, 2), ("experts' down", times[3:], down8, 1))
     return [
-        told(
-            name, tokens, *of, used * n * HIDDEN * WIDTH * 33 // 32, 2 * n * pairs * HIDDEN * WIDTH
-        )
-        for name, of, n in (("experts' gate_up", times[:3], 2), ("experts' down", times[3:], 1))
+        told(name, tokens, *of, bytes_of(weight) * used // EXPERTS, 2 * n * pairs * HIDDEN * WIDTH)
+        for name, of, weight, n in of_both
     ]
 
 
@@ -159,7 +174,7 @@ def of_one(name: str) -> dict[str, Any]:
     is_gated, chosen = name.endswith("gate_up"), CHOSEN if n_experts else 1
     count = 1 if n_experts else max(CACHE_BYTES // (outputs * inputs) + 1, 2)
     rows = outputs * max(n_experts, 1)
-    fp8 = [quantised(empty(rows, inputs).normal_(0, 0.02), is_weight=True) for _ in range(count)]
+    fp8 = [weight_of(rows, inputs, has_blocks(name)) for _ in range(count)]
     x = empty(1 if is_gated else chosen, inputs).normal_()
     out = empty(chosen, outputs // (1 + is_gated))
     room, kind = quantised(x), "gate_up_silu_into" if is_gated else "matmul_into"
@@ -180,7 +195,7 @@ def of_one(name: str) -> dict[str, Any]:
     def one(i: int) -> None:
         at_once(x, *room, *routes[i % len(routes)], *fp8[i % count], out)
 
-    n_bytes = chosen * outputs * (inputs + inputs // 32)
+    n_bytes = bytes_of(fp8[0]) * chosen // max(n_experts, 1)
     apart, took = us(both, 1), us(one, 1)
     read = n_bytes / took / 1e6
     print(f"| {name} | {apart:.1f} | {took:.1f} | {read:.2f} |", flush=True)

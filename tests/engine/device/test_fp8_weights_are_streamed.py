@@ -23,7 +23,7 @@ from baton_worker.engine.backends.device.sizing import weight_bytes
 from baton_worker.engine.backends.device.weights import DeviceWeights
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model.checkpoint import CheckpointError, open_checkpoint
-from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.shards import WHOLE, Shard, local_shape
 from baton_worker.engine.model.weights import load_weights
 
@@ -59,19 +59,26 @@ def streamed(folder: Path, shard: Shard = WHOLE, **given: Any) -> DeviceWeights:
     return load_device_weights(device, checkpoint, shape, "float32", n_mtp, shard, **given)
 
 
-def tensors(of: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every tensor of some weights, by where it is."""
+def of_rows(values: Any, scales: Any) -> Any:
+    """Return each row's scales, which may be stored once for each block."""
+    assert len(values) in (len(scales), 128 * len(scales))
+    return np.repeat(scales, len(values) // len(scales), axis=0)
+
+
+def tensors(of: Any, name: str = "", as_stored: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield every tensor of some weights, by where it is: scales of each row, or as they lie."""
     if isinstance(of, NumpyTensor):
         yield name, on_device(of)
     elif isinstance(of, Scaled):
         yield f"{name}, values", NUMBERS[on_device(of.values)]
-        yield f"{name}, scales", on_device(of.scales)
+        scales = on_device(of.scales)
+        yield f"{name}, scales", scales if as_stored else of_rows(on_device(of.values), scales)
     elif dataclasses.is_dataclass(of):
         for field in dataclasses.fields(of):
-            yield from tensors(getattr(of, field.name), f"{name}.{field.name}")
+            yield from tensors(getattr(of, field.name), f"{name}.{field.name}", as_stored)
     elif isinstance(of, tuple):
         for index, each in enumerate(of):
-            yield from tensors(each, f"{name}[{index}]")
+            yield from tensors(each, f"{name}[{index}]", as_stored)
 
 
 def same(ours: Any, theirs: Any) -> None:
@@ -106,6 +113,41 @@ def test_ranks_have_the_parts_that_ranks_of_the_host_have(make: Any, family: str
         device, local = streamed(folder, shard), local_shape(shape, 2)
         host = uploaded(NumpyDevice(), load_weights(folder, shape, shard), True, local)
         same((device.layers, device.mtp), (host.layers, host.mtp))
+
+
+def has_blocks(weight: Any) -> bool:
+    return len(on_device(weight.scales)) < len(on_device(weight.values))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "are_blocks"),
+    [
+        ({}, 1, (True, False, True, False)),
+        ({}, 2, (True, False, True, False)),
+        ({"moe_intermediate_size": 384}, 2, (True, False, False, False)),
+        ({"hidden_size": 256}, 1, (True, True, True, True)),
+        ({"hidden_size": 256, "intermediate_size": 200}, 1, (False, True, True, True)),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["fp8", "block", "channel"])
+def test_scales_of_whole_blocks_stay_those_of_blocks(
+    make: Any, scheme: Scheme, sizes: Any, ranks: int, are_blocks: tuple[bool, ...]
+) -> None:
+    """Of a dense layer's gates and ups, and its down, and of experts': where each of their matrices
+    is of whole ones on every rank. Attention's are always those of rows.
+    """
+    folder = make("glm4_moe", scheme, **(CUT | {"num_key_value_heads": 4} | sizes))
+    if scheme == "channel":
+        ranks, are_blocks = 1, (False,) * 4
+    for rank in range(ranks):
+        first, *_, last = streamed(folder, Shard(rank, ranks)).layers
+        assert last.mixture is not None
+        found = [first.gate_up, first.down, last.mixture.gate_up, last.mixture.down]
+        assert tuple(map(has_blocks, found)) == are_blocks
+        assert not has_blocks(first.qkv)
+        assert not has_blocks(first.o)
+        shared = [last.gate_up, last.down]
+        assert [has_blocks(each) for each in shared] == [*are_blocks[2:]]
 
 
 def test_heads_matrices_of_compressed_rows_are_multiplied_out(make: Any) -> None:
@@ -199,6 +241,23 @@ def test_pieces_of_any_size_give_the_same(
 EXPERTS_OF_1 = tuple(f"experts.{i}.{name}_proj" for i in range(8) for name in ("gate", "up"))
 
 
+def bytes_of(weights: DeviceWeights, shape: ModelShape) -> int:
+    """Return what matrices take as they lie on the device, as `weight_bytes` counts them."""
+    n_bytes = 0
+    for name, array in tensors(weights, as_stored=True):
+        if array.ndim > 1 and not (name == ".lm_head" and shape.tie_word_embeddings):
+            is_values = name.endswith("values") and ".proj" not in name
+            is_of_draft = name.endswith("scales") and ".proj" in name
+            n_bytes += 0 if is_of_draft else array.size * (1 if is_values else 4)
+    return n_bytes
+
+
+def test_what_weights_take_is_known_of_blocks_too(make: Any) -> None:
+    folder = make("glm4_moe", **(CUT | {"hidden_size": 256}))
+    shape = load_shape(folder)
+    assert weight_bytes(shape, shape.n_mtp_layers, 4) == bytes_of(streamed(folder), shape)
+
+
 @pytest.mark.parametrize("scheme", ["fp8", "channel"])
 @pytest.mark.parametrize(
     ("family", "kept"),
@@ -220,13 +279,7 @@ def test_what_weights_take_is_known_before_they_are_there(
     """Norms and biases are not counted, and a draft's projection as if it were not quantised."""
     folder = make(family, scheme, kept, **(LATENT if family == "deepseek_v3" else {}))
     shape = load_shape(folder)
-    n_bytes = 0
-    for name, array in tensors(streamed(folder)):
-        if array.ndim > 1 and not (name == ".lm_head" and shape.tie_word_embeddings):
-            is_values = name.endswith("values") and ".proj" not in name
-            is_of_draft = name.endswith("scales") and ".proj" in name
-            n_bytes += 0 if is_of_draft else array.size * (1 if is_values else 4)
-    assert weight_bytes(shape, shape.n_mtp_layers, 4) == n_bytes
+    assert weight_bytes(shape, shape.n_mtp_layers, 4) == bytes_of(streamed(folder), shape)
 
 
 def test_a_file_that_is_cut_meanwhile_is_named(make: Any) -> None:

@@ -466,6 +466,62 @@ def test_what_all_share_of_some_tokens_has_its_bits_beside_their_experts(
             assert torch.equal(out, made)
 
 
+@pytest.mark.parametrize("tokens", [1, 8, 58, 300, 2000])
+@pytest.mark.parametrize(("hidden", "width"), [(4096, 1408), (2048, 768), (256, 128)])
+def test_scales_of_blocks_give_experts_the_bits_of_the_same_scales_of_rows(
+    torch: ModuleType, tokens: int, hidden: int, width: int
+) -> None:
+    """By whichever kernel is chosen; 2 to 64 tokens with what all share beside them."""
+    experts, chosen, dtype = 40, 8, torch.bfloat16
+    choice = torch.rand(tokens, experts, device="cuda").topk(chosen).indices.flatten().sort()
+    row = (choice.indices // chosen).int()
+    counts = torch.bincount(choice.values, minlength=experts).cumsum(0)
+    starts = torch.cat([torch.zeros(1, device="cuda"), counts]).int()
+    shapes = ((2 * width * experts, hidden), (hidden * experts, width), (2 * width, hidden))
+    rows, blocks = [], []
+    for shape in (*shapes, (hidden, width)):
+        values, scales = grouped(torch, *shape, False, 0.05)
+        rows.append((values, scales[::128].repeat_interleave(128, 0)))
+        blocks.append((values, scales[::128].contiguous()))
+    x = torch.randn(tokens, hidden, device="cuda").to(dtype)
+    of_x = grouped(torch, tokens, hidden, False, has_halves=True)
+    pairs = tokens * chosen
+    room = grouped(torch, pairs + tokens, width, False, has_halves=True)
+    of_each, of_all = [each[:pairs] for each in room], [each[pairs:] for each in room]
+
+    def made(up: Any, down: Any, shared_up: Any, shared_down: Any) -> list[Any]:
+        outs = [
+            torch.full((pairs + tokens, n), torch.nan, device="cuda", dtype=dtype)
+            for n in (width, hidden)
+        ]
+        (first, shared), (second, added) = ((each[:pairs], each[pairs:]) for each in outs)
+        beside = (x, *of_x, *shared_up, shared)
+        scaled.quantise_expert_gate_up_silu_into(x, *of_x, row, starts, *up, first, beside)
+        beside = (shared, *of_all, *shared_down, added)
+        scaled.quantise_expert_matmul_into(first, *of_each, starts, *down, second, beside)
+        return outs
+
+    for out, wanted in zip(made(*blocks), made(*rows), strict=True):
+        assert bool(wanted.isfinite().all())
+        assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("rows", COUNTS)
+def test_scales_of_blocks_give_dense_products_the_bits_of_the_same_scales_of_rows(
+    torch: ModuleType, rows: int, is_gated: bool
+) -> None:
+    values, scales = grouped(torch, 4096 * (1 + is_gated), 1408, False, 0.05)
+    x = grouped(torch, rows, 1408, False, has_halves=True)
+    run = scaled.scaled_gate_up_silu_into if is_gated else scaled.scaled_matmul_into
+    found = []
+    for each in (scales[::128].repeat_interleave(128, 0), scales[::128].contiguous()):
+        found.append(torch.full((rows, 4096), torch.nan, device="cuda", dtype=torch.bfloat16))
+        run(*x, values, each, found[-1])
+    assert bool(found[0].isfinite().all())
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("exponent", [-146, -140, -127, -100, -80, 0, 80, 100])
 def test_a_row_on_the_way_is_quantised_alike_however_small_or_large(
     torch: ModuleType, exponent: int

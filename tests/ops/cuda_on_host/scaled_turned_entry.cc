@@ -25,14 +25,14 @@ Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t 
     return std::pair{first, first + bytes};
   };
   host_cuda::written_before = in.x.values + in.in;  // where halves begin
-  host_cuda::readable = {range(in.x.values, x_bytes),
-                         range(in.x.scales, x_rows * groups * of_scale),
-                         range(in.weight.values, weight_rows * in.in),
-                         range(in.weight.scales, weight_rows * groups * of_scale)};
+  host_cuda::readable = {
+      range(in.x.values, x_bytes), range(in.x.scales, x_rows * groups * of_scale),
+      range(in.weight.values, weight_rows * in.in),
+      range(in.weight.scales, (weight_rows >> in.scale_shift) * groups * of_scale)};
   if (beside_rows > 0) {
     const int64_t rows = (in.is_gated ? 2 : 1) * in.out;
     host_cuda::readable.push_back(range(beside[0], rows * in.in));
-    host_cuda::readable.push_back(range(beside[1], rows * groups * of_scale));
+    host_cuda::readable.push_back(range(beside[1], (rows >> in.scale_shift) * groups * of_scale));
   }
   // The grid before writes x; one before it, or that one too, where experts' rows begin.
   const auto by = static_cast<ScaledWay>(way);
@@ -69,10 +69,11 @@ Error host_scaled_row(const int64_t* words, const void* plain, int64_t plain_row
   };
   const int64_t groups = (in.in + in.group - 1) / in.group, of_scale = sizeof(float);
   const int64_t rows_beside = beside[1] == nullptr ? 0 : (in.is_gated ? 2 : 1) * in.out;
-  host_cuda::readable = {range(in.weight.values, weight_rows * in.in),
-                         range(in.weight.scales, weight_rows * groups * of_scale),
-                         range(beside[1], rows_beside * in.in),
-                         range(beside[2], rows_beside * groups * of_scale)};
+  host_cuda::readable = {
+      range(in.weight.values, weight_rows * in.in),
+      range(in.weight.scales, (weight_rows >> in.scale_shift) * groups * of_scale),
+      range(beside[1], rows_beside * in.in),
+      range(beside[2], (rows_beside >> in.scale_shift) * groups * of_scale)};
   host_cuda::Late late;
   late.Hide(plain, plain_rows * in.in * of_element);
   if (beside[0] != nullptr && beside[0] != plain) late.Hide(beside[0], in.in * of_element);

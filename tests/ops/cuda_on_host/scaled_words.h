@@ -14,6 +14,7 @@ struct ScaledCall {
     in.x.has_halves = *words++ != 0;
     in.weight.values = At<uint8_t>(words);
     in.weight.scales = At<float>(words);
+    in.scale_shift = static_cast<int>(*words++);
     in.rows = *words++;
     in.in = *words++;
     in.out = *words++;

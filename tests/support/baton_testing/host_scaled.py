@@ -20,6 +20,8 @@ from baton_testing.e4m3_numbers import number
 from baton_testing.host_matmul import Fault
 
 Array = npt.NDArray[Any]
+BLOCK_SHIFT = 7
+"""Rows of a block, as a power of two: `kBlockShift` in scaled.h."""
 _NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
 
 _INSTRUCTIONS = host_cuda.INSTRUCTIONS | {"rcp.approx.ftz.f32 %0, %1;": "Reciprocal"}
@@ -86,7 +88,7 @@ HALVES = host_cuda.Unit((), "halves_entry.cc", lambda _, text: host_cuda.rewritt
 
 class ScaledRows(NamedTuple):
     """Rows of e4m3 numbers: values uint8[N, K], or with halves behind them, see scaled.h; scales
-    f32[N, groups].
+    f32[N, groups], or of a weight f32[N / 128, groups], of blocks of 128 rows.
     """
 
     values: Array
@@ -263,7 +265,9 @@ def _product(
     n_experts = 0 if starts is None else len(starts) - 1
     of_experts = [0 if each is None else each for each in (row, starts)]
     to = out, out.strides[0] // out.itemsize, int(out.dtype == np.uint16)
-    return _words(*x, weight.values, weight.scales, *sizes, *of_experts, n_experts, *to)
+    shift = 0 if len(weight.scales) == len(weight.values) else BLOCK_SHIFT
+    assert len(weight.scales) == len(weight.values) >> shift
+    return _words(*x, *weight[:2], shift, *sizes, *of_experts, n_experts, *to)
 
 
 def _words(*values: Any) -> Any:

@@ -18,6 +18,15 @@ Array = npt.NDArray[Any]
 GUARD = 0x7B7B
 
 
+def in_blocks(weight: ScaledRows) -> tuple[ScaledRows, ScaledRows]:
+    """Return a weight with a scale for each block of 128 rows, its first row's, stored once; and
+    the same with a scale for each row.
+    """
+    blocks = weight.scales[:: 1 << host_scaled.BLOCK_SHIFT]
+    rows = np.repeat(blocks, 1 << host_scaled.BLOCK_SHIFT, axis=0)[: len(weight.values)]
+    return weight._replace(scales=aligned(blocks)), weight._replace(scales=aligned(rows))
+
+
 def aligned(values: Array, off_bytes: int = 0) -> Array:
     """Return a copy so far behind where vectors may begin."""
     raw = np.zeros(values.nbytes + 32, np.uint8)

@@ -31,26 +31,32 @@ def quantise(x: Array, out: Scaled) -> None:
         out.values[scales == 0.0, first : first + part.shape[1]] = 0
 
 
+def of_rows(weight: Scaled) -> Array:
+    """Return the scales of each row of a weight, which may be stored once for each block."""
+    return np.repeat(weight.scales, len(weight.values) // len(weight.scales), axis=0)
+
+
 @np.errstate(invalid="ignore", over="ignore")
 def product(x: Scaled, weight: Scaled, out: Array) -> None:
     """Write x[N, I] times weight[O, I]^T, each row by itself."""
     columns = weight.values.shape[1]
     width = columns if x.scales.shape[1] == 1 else GROUP
     numbers = NUMBERS[weight.values]
+    of_weight = of_rows(weight)
     for row, values in enumerate(NUMBERS[x.values[:, :columns]]):
         total = np.zeros(len(numbers), np.float32)
         for group, first in enumerate(range(0, len(values), width)):
             part = np.s_[first : first + width]
             sums = (values[part] * numbers[:, part]).sum(axis=1, dtype=np.float32)
-            total += sums * x.scales[row, group] * weight.scales[:, group]
+            total += sums * x.scales[row, group] * of_weight[:, group]
         out[row] = total
 
 
 def by_expert(x: Scaled, row: Array | None, starts: Array, weight: Scaled, out: Array) -> None:
     """Write of each place the product of its row, or of the row it names, with its expert's."""
-    rows = len(weight.values) // (len(starts) - 1)
+    n_experts = len(starts) - 1
     for expert, (first, last) in enumerate(itertools.pairwise(starts.tolist())):
-        own = Scaled(*(part[expert * rows : (expert + 1) * rows] for part in weight))
+        own = Scaled(*(part.reshape(n_experts, -1, part.shape[1])[expert] for part in weight))
         of = np.s_[first:last] if row is None else row[first:last]
         product(Scaled(x.values[of], x.scales[of]), own, out[first:last])
 

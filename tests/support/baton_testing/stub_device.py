@@ -316,11 +316,13 @@ def stub_weights(
     def make(*shape: int) -> Any:
         return device.empty(shape, dtype)
 
-    def matrix(*shape: int) -> Any:
+    def matrix(*shape: int, part: int = 0) -> Any:
+        """`part`: outputs that are a matrix of their own; 0: scales are of rows."""
         if (fp8 := model_shape.quantisation) is None:
             return make(*shape)
         n_groups = -(-shape[1] // fp8.group_of(shape[1]))
-        scales = device.empty((shape[0], n_groups), "float32")
+        of_block = fp8.rows if part and fp8.has_blocks(part) else 1
+        scales = device.empty((shape[0] // of_block, n_groups), "float32")
         return Scaled(device.empty(shape, "uint8"), scales)
 
     def mixture(experts: Experts) -> DeviceMixture:
@@ -328,7 +330,8 @@ def stub_weights(
         bias = device.empty((count,), "float32") if experts.has_choice_bias else None
         return DeviceMixture(
             device.empty((count, hidden), "float32"), bias,
-            matrix(count * 2 * width, hidden), matrix(count * hidden, width),
+            matrix(count * 2 * width, hidden, part=width),
+            matrix(count * hidden, width, part=hidden),
         )  # fmt: skip
 
     def latent(mla: Mla) -> DeviceLatent:
@@ -348,7 +351,8 @@ def stub_weights(
         width = sum(model_shape.projected_sizes)
         return DeviceLayer(
             make(hidden), matrix(width, hidden), matrix(hidden, model_shape.o_size), make(hidden),
-            matrix(2 * inner, hidden) if inner else None, matrix(hidden, inner) if inner else None,
+            matrix(2 * inner, hidden, part=inner) if inner else None,
+            matrix(hidden, inner, part=hidden) if inner else None,
             heads, make(width) if model_shape.has_qkv_bias else None,
             mixture(experts) if experts else None,
             latent(model_shape.mla) if model_shape.mla else None,

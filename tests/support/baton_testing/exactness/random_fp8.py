@@ -1,6 +1,7 @@
 """Weights on a device in FP8, of weights that are there: each row's groups of 128 by themselves.
 
-Blocks of 128 x 128, which checkpoints have, are a case of that: there 128 rows share their scales.
+What feeds forward has scales of blocks of 128 x 128 where the loader would leave them so: the first
+row's. Its numbers are then other weights than those that were there, as random as they.
 """
 
 from __future__ import annotations
@@ -18,32 +19,42 @@ from baton_worker.engine.backends.device.weights import (
 )
 from baton_worker.engine.model.quantisation import Fp8
 
-IN_GROUPS = Fp8(128, 1, "weight_scale")
+IN_GROUPS = Fp8(128, 128, "weight_scale_inv")
 """What a model's shape says of such weights."""
 
 
-def quantised_matrix(device: Device, kernels: Kernels, of: Any) -> Any:
-    """Return a matrix in FP8; None for none."""
+def quantised_matrix(device: Device, kernels: Kernels, of: Any, part: int = 0) -> Any:
+    """Return a matrix in FP8; None for none.
+
+    Args:
+        part: outputs that are a matrix of their own; 0: scales are of rows.
+    """
     if of is None:
         return None
     rows, columns = of.shape
     scales = device.empty((rows, -(-columns // IN_GROUPS.group)), "float32")
     made = Scaled(device.empty((rows, columns), "uint8"), scales)
     kernels.quantise(of, made)
+    if part and IN_GROUPS.has_blocks(part):
+        return made._replace(scales=scales[:: IN_GROUPS.rows].contiguous())
     return made
 
 
 def quantised_layer(device: Device, kernels: Kernels, of: DeviceLayer) -> DeviceLayer:
     """Return a layer whose matrices are FP8."""
 
-    def matrix(each: Any) -> Any:
-        return quantised_matrix(device, kernels, each)
+    def matrix(each: Any, part: int = 0) -> Any:
+        return quantised_matrix(device, kernels, each, part)
 
-    def mixture(each: DeviceMixture) -> DeviceMixture:
-        return replace(each, gate_up=matrix(each.gate_up), down=matrix(each.down))
+    def mlp(each: DeviceLayer | DeviceMixture) -> dict[str, Any]:
+        gate_up, down = each.gate_up, each.down
+        if gate_up is None or down is None:
+            return {}
+        hidden, width = gate_up.shape[1], down.shape[1]
+        return {"gate_up": matrix(gate_up, width), "down": matrix(down, hidden)}
 
-    mixed = None if of.mixture is None else mixture(of.mixture)
-    sides = {name: matrix(getattr(of, name)) for name in ("qkv", "o", "gate_up", "down")}
+    mixed = None if of.mixture is None else replace(of.mixture, **mlp(of.mixture))
+    sides = {name: matrix(getattr(of, name)) for name in ("qkv", "o")} | mlp(of)
     latent = of.latent and replace(of.latent, q_up=matrix(of.latent.q_up))
     return replace(of, mixture=mixed, latent=latent, **sides)
 

@@ -48,6 +48,10 @@ class Fp8:
         """Return how many of `width` elements have a scale of their own."""
         return self.group or width
 
+    def has_blocks(self, outputs: int) -> bool:
+        """Whether so many outputs are whole blocks of those that share their scales."""
+        return self.rows > 1 and outputs % self.rows == 0
+
 
 def is_kept(key: str, patterns: tuple[re.Pattern[str], ...]) -> bool:
     """Whether the weight of this key is one of those that `Fp8.patterns` names."""

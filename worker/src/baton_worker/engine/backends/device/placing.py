@@ -1,7 +1,8 @@
 """Matrices on their way to the device: which parts of stored ones make one there, and its scales.
 
-Owns how scales of blocks become scales of rows, so that rows may be cut and joined anywhere, and
-the refusal of what is quantised in part. Knows no layer and no framework.
+Owns how scales of blocks become scales of rows, so that rows may be cut and joined anywhere, or
+stay those of blocks where all parts are whole ones; and the refusal of what is quantised in part.
+Knows no layer and no framework.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowScales:
-    """float32 scales of each of a matrix's rows, of those of its blocks.
+    """float32 scales of each of a matrix's rows, of those of its blocks; or of each block.
 
     They are repeated while they are written: those of a large mixture are gigabytes.
 
     Attributes:
         blocks: f32[blocks of rows, groups].
-        rows: of the matrix, in order.
-        block: how many rows share one of `blocks`.
+        rows: of the matrix, in order; where scales are of blocks, which blocks.
+        block: how many of `rows` share one of `blocks`.
     """
 
     blocks: npt.NDArray[np.float32]
@@ -117,7 +118,9 @@ class MultipliedOut:
 
 
 class ScaledParts(NamedTuple):
-    """What makes a quantised matrix: e4m3 numbers, and the scales of their rows."""
+    """What makes a quantised matrix: e4m3 numbers, and the scales of their rows, or of their
+    blocks.
+    """
 
     values: tuple[StoredTensor, ...]
     scales: tuple[RowScales, ...]
@@ -129,12 +132,17 @@ class ScaledParts(NamedTuple):
 
 
 def stored_parts(
-    checked: CheckedReader, quantisation: Fp8 | None, parts: Sequence[Part], as_stored: bool = False
+    checked: CheckedReader,
+    quantisation: Fp8 | None,
+    parts: Sequence[Part],
+    as_stored: bool = False,
+    may_have_blocks: bool = False,
 ) -> tuple[StoredTensor, ...] | ScaledParts:
     """Look matrices up; nothing but scales is read.
 
     Args:
         as_stored: see `CheckedReader.scales`.
+        may_have_blocks: scales of blocks stay so where each part is of whole ones.
 
     Raises:
         CheckpointError: as `CheckedReader` does, or some are quantised and others are not.
@@ -152,14 +160,22 @@ def stored_parts(
             "supported is both or none, for they are one matrix on the device"
         )
     assert quantisation is not None, "what has scales is quantised"
-    return ScaledParts(
-        tuple(values), tuple(_row_scales(part, scales[part.key], quantisation) for part in parts)
-    )
+    in_blocks = may_have_blocks and all(_is_of_blocks(part, quantisation) for part in parts)
+    each = (_row_scales(part, scales[part.key], quantisation, in_blocks) for part in parts)
+    return ScaledParts(tuple(values), tuple(each))
 
 
-def _row_scales(part: Part, scales: StoredTensor, quantisation: Fp8) -> RowScales:
+def _is_of_blocks(part: Part, quantisation: Fp8) -> bool:
+    rows = range(part.shape[0])[part.rows]
+    return quantisation.has_blocks(rows.start) and quantisation.has_blocks(len(rows))
+
+
+def _row_scales(part: Part, scales: StoredTensor, quantisation: Fp8, in_blocks: bool) -> RowScales:
     outputs, inputs = part.shape
-    group = quantisation.group_of(inputs)
+    group, of_block = quantisation.group_of(inputs), quantisation.rows
     first, last, _ = part.columns.indices(inputs)
     blocks = scales.float32(columns=slice(first // group, -(-last // group)))
-    return RowScales(blocks, range(outputs)[part.rows], quantisation.rows)
+    rows = range(outputs)[part.rows]
+    if in_blocks:
+        return RowScales(blocks, range(rows.start // of_block, rows.stop // of_block), 1)
+    return RowScales(blocks, rows, of_block)

@@ -1,9 +1,10 @@
 """What kernels do with FP8: quantise rows, and multiply them with weights that are stored so.
 
 Owns the protocol. Numbers are e4m3, a byte each; a scale is of a group of columns, of each 128 or
-of the whole row: how many scales a row has says which. What a product is, `matrices.ScaledMatrix`
-defines. Letters are `seam`'s and `expert_kernels`'; G is the number of groups. Knows no layer and
-not where the memory comes from.
+of the whole row: how many scales a row has says which. In groups of 128 a weight's may be of each
+128 rows together: how many rows of scales there are says which. What a product is,
+`matrices.ScaledMatrix` defines. Letters are `seam`'s and `expert_kernels`'; G is the number of
+groups. Knows no layer and not where the memory comes from.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ HALVES_COLUMNS = 64
 
 
 class Scaled(NamedTuple):
-    """Rows, of activations or of a weight: values u8[N, I], e4m3; scales f32[N, G].
+    """Rows, of activations or of a weight: values u8[N, I], e4m3; scales f32[N, G], of a weight
+    maybe f32[N / 128, G], of blocks that no expert's matrix nor its gates' end is within.
 
     Of activations values are u8[N, `activation_bytes(I)`]: behind a row's numbers there may be room
     for what else the kernels make of them.

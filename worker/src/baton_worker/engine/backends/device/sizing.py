@@ -121,8 +121,8 @@ class _StoredFp8:
         of_mlps = sum(
             count
             * (
-                self._bytes(mlp.gate_up[0], 2 * width, hidden)
-                + self._bytes(mlp.down, hidden, width)
+                self._bytes(mlp.gate_up[0], 2 * width, hidden, self._fp8.has_blocks(width))
+                + self._bytes(mlp.down, hidden, width, self._fp8.has_blocks(hidden))
             )
             for mlp, width, count in mlps
             if width
@@ -140,16 +140,17 @@ class _StoredFp8:
         kv_up = local.n_heads * mla.unfolded_size * mla.kv_rank * self._item_bytes
         return down + (q_up if mla.q_rank else 0) + kv_up
 
-    def _bytes(self, key: str, outputs: int, inputs: int) -> int:
-        """Return those of a matrix: e4m3 numbers, and float32 scales of each row.
+    def _bytes(self, key: str, outputs: int, inputs: int, has_blocks: bool = False) -> int:
+        """Return those of a matrix: e4m3 numbers, and float32 scales of each row or block.
 
         Args:
             key: of its first part: parts of one matrix are kept together, or refused.
+            has_blocks: its scales stay those of blocks, see `placing.stored_parts`.
         """
         if is_kept(key, self._patterns):
             return outputs * inputs * self._item_bytes
-        group = self._fp8.group
-        return outputs * (inputs + 4 * (-(-inputs // group) if group else 1))
+        group, rows = self._fp8.group, self._fp8.rows if has_blocks else 1
+        return outputs * inputs + outputs // rows * 4 * (-(-inputs // group) if group else 1)
 
 
 def _layer_keys(model_shape: ModelShape, index: int) -> list[naming.LayerKeys]:
