@@ -322,7 +322,7 @@ def fleet(
         asked = LocalOptions(str(model), served_name=MODEL.name, port=http, **options)
         # Of a short name: a Unix socket's path has 107 characters and no more.
         sockets = stack.enter_context(TemporaryDirectory()) if asked.share_kv else ""
-        plain = plan_processes(asked, link, {}, sockets)
+        plain = plan_processes(asked, [link], {}, sockets)
         plans = {p.name: Start(p.role, p.config) for p in plain}
         if has_two_gateways:
             plans = with_another_gateway(plans, other)

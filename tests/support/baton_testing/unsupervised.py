@@ -132,7 +132,7 @@ def unsupervised(
     running = Unsupervised()
     with contextlib.ExitStack() as stack:
         link = stack.enter_context(reserve_port("127.0.0.1"))
-        plans = plan_processes(options, port_of(link), curve)
+        plans = plan_processes(options, [port_of(link)], curve)
         configs = [_of_model(_patient(p.config), models.get(p.name)) for p in plans]
         configs = [replace(c, gateway=replace(c.gateway, **gateway)) for c in configs]
         started = [
