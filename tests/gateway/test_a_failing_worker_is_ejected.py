@@ -144,6 +144,7 @@ def test_two_workers_that_fail_everything_are_ejected_all_the_same(start_gateway
     gateway.link.failures |= {"decode-0": set(range(256)), "decode-1": set(range(256))}
     table = gateway.service.workers
     gateway.link.do(lambda: setattr(table, "_clock", lambda: 1000.0))  # no trial becomes due
+    gateway.link.wait_until(lambda: table.count(Role.DECODE) == 3)  # handed over is not applied
     with gateway.http() as client:
         busy = next(load for load in table.loads() if load.info.worker_id == "decode-2")
         busy.outstanding_tokens += 10_000

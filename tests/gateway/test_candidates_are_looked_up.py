@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
+from baton_worker.gateway.text.vocabulary import Vocabulary
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -42,3 +43,9 @@ def test_many_are_named_as_each_is_and_ids_without_a_token_as_no_bytes(tokenizer
         assert byte_lists.of(ids) == [byte_lists[token] for token in ids]
     assert names.of([size]) == [""]
     assert byte_lists.of([size]) == [[]]
+
+
+def test_an_id_far_beyond_all_others_costs_no_memory():
+    full = {0: b"a", 1: b"b", 1 << 40: b"far"}
+    names = Vocabulary(full, frozenset()).names
+    assert names.of([0, 1 << 40, 7, 1]) == ["a", "far", "", "b"]

@@ -1,7 +1,9 @@
 """While a long prompt is computed a stream says so, lest a proxy between gives it up."""
 
 import asyncio
+import gc
 import json
+import weakref
 
 import httpx
 import pytest
@@ -98,6 +100,26 @@ async def test_a_comment_never_stands_within_an_event_that_is_sent_in_pieces():
     assert sent[-1] == b"data: [DONE]\n\n", "nothing comes behind the end"
     at = sent.index(b"data: ")
     assert sent[at : at + 4] == [b"data: ", b"{", b"}", b"\n\n"]
+
+
+async def test_a_stream_that_has_ended_is_forgotten_at_once():
+    """Thousands of short ones come between two looks of the collector."""
+
+    async def send(message):
+        pass
+
+    gc.disable()
+    try:
+        async with EventStream(send, [], 600.0) as stream:
+            await asyncio.sleep(0)  # the comments' task begins
+            await stream.send(body(b"data: [DONE]\n\n", more=False))
+            known = weakref.ref(stream)
+            del stream
+        for _ in range(3):  # it ends
+            await asyncio.sleep(0)
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 async def test_the_end_waits_for_the_status_line_that_a_comment_is_sending():

@@ -10,6 +10,9 @@ import pytest
 import zmq
 
 from baton_worker import addresses
+from baton_worker.config import ConfigError, GatewayConfig, HealthConfig, HttpConfig
+from baton_worker.gateway.process import _check_sharing
+from baton_worker.local.command import _taken_for_sharing
 from baton_worker.main import main
 from baton_worker.ports import port_of, reserve_port
 from baton_worker.readiness import EXIT_BAD_CONFIG
@@ -76,6 +79,26 @@ def test_gateways_that_share_a_port_share_it_with_no_other_deployment(tmp_path, 
         words = ["local", "--model", str(tmp_path), "--gateways", "2", "--port", str(port)]
         assert main(words) == EXIT_BAD_CONFIG
     assert f"--host: cannot listen on {HOST}:{port}" in capsys.readouterr().err
+
+
+def test_deployments_that_share_a_port_among_gateways_begin_on_it_one_at_a_time(port):
+    with _taken_for_sharing(port):
+        with pytest.raises(ConfigError, match=f"--port is {port}, .* another deployment share"):
+            _taken_for_sharing(port)
+        _taken_for_sharing(port + 1).close()
+    _taken_for_sharing(port).close()
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"http": HttpConfig(port=0), "health": HealthConfig()}, r"gateway\.http\.port 0"),
+        ({"http": HttpConfig(port=8000)}, r"without gateway\.health"),
+    ],
+)
+def test_gateways_that_share_a_port_need_one_and_a_place_for_metrics(facts, why):
+    with pytest.raises(ConfigError, match=why):
+        _check_sharing(GatewayConfig(shares_port=True, **facts))
 
 
 def free_port() -> int:

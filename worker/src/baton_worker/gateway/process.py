@@ -15,7 +15,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from baton_worker.addresses import callable_host, http_url
-from baton_worker.config import ProcessConfig
+from baton_worker.config import ConfigError, GatewayConfig, ProcessConfig
 from baton_worker.faults import EXIT_FAULT, end_on_thread_fault
 from baton_worker.gateway.server.server import listen, serve
 from baton_worker.gateway.server.service import GatewayService
@@ -42,6 +42,7 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
     tokenizer = load_tokenizer(Path(config.model.path))
     factory = MetricFactory(CollectorRegistry(), config.served_name, ROLE)
     config = _within_descriptors(config)
+    _check_sharing(config.gateway)
     listener = listen(config.gateway.http, shares_port=config.gateway.shares_port)
     inner = listen(config.gateway.health, "gateway.health") if config.gateway.health else None
     url, health_url = _url_of(listener), _url_of(inner or listener)
@@ -59,6 +60,21 @@ def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | No
     with listener, inner or contextlib.nullcontext():
         broken = serve(build_service, listener, announce, health_listener=inner)
     return EXIT_FAULT if broken else 0
+
+
+def _check_sharing(config: GatewayConfig) -> None:
+    """Refuse what gateways on one port cannot do.
+
+    Raises:
+        ConfigError: the port is any, or whoever asks it for metrics would be told of either.
+    """
+    if config.shares_port and not config.http.port:
+        raise ConfigError("gateway.shares_port is true and gateway.http.port 0: name the port")
+    if config.shares_port and config.health is None:
+        raise ConfigError(
+            "gateway.shares_port is true without gateway.health: name an address for each gateway's"
+            " own /readyz and /metrics"
+        )
 
 
 def _within_descriptors(config: ProcessConfig) -> ProcessConfig:

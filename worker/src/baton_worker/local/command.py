@@ -41,6 +41,8 @@ def run_local(options: LocalOptions, *, as_json: bool, log_options: list[str]) -
         if not options.port or options.gateways > 1:  # that share it, and with nobody else
             http = stack.enter_context(_reserved("--host", options.host, options.port))
             options = replace(options, port=port_of(http))
+        if options.gateways > 1:
+            stack.enter_context(_taken_for_sharing(options.port))
         links = [
             port_of(stack.enter_context(_reserved("link.bind", loopback_of(options))))
             for _ in range(options.gateways)
@@ -63,6 +65,26 @@ def _reserved(field: str, host: str, port: int = 0) -> socket.socket:
     except OSError as error:
         where = f"{addresses.bracketed(host)}:{port}" if port else host
         raise ConfigError(cannot_listen(field, where, error.errno)) from error
+
+
+def _taken_for_sharing(port: int) -> socket.socket:
+    """Return what one deployment alone of this network namespace can hold for a port.
+
+    Whose gateways share a port would share it with another deployment's that do: the port itself
+    keeps nobody out before somebody listens.
+
+    Raises:
+        ConfigError: another one holds it.
+    """
+    lock = socket.socket(socket.AF_UNIX)
+    try:
+        lock.bind(f"\0baton-gateways-on-port-{port}")
+    except OSError as error:
+        lock.close()
+        raise ConfigError(
+            f"--port is {port}, which the gateways of another deployment share: choose another"
+        ) from error
+    return lock
 
 
 def _make_keys(options: LocalOptions, folder: Path) -> dict[str, CurveFiles]:

@@ -125,3 +125,4 @@ class EventStream:
     def _stop(self) -> None:
         if self._comments is not None:
             self._comments.cancel()
+            self._comments = None  # whose end knows this stream: they would keep each other

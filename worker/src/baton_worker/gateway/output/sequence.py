@@ -210,7 +210,11 @@ class SequenceOutput:
         self._count(part, used)
         if used < len(tokens):
             tokens = tokens[:used]
-        told = ([], [], []) if self._k < 0 else self._logprobs(part, used)
+        told: tuple[list[float], list[int], list[float]] = ([], [], [])
+        if self._k < 0:
+            offsets = []
+        else:
+            told = self._logprobs(part, used)
         delta = _new(Delta, (self._index, text, tokens, *told, offsets, reason, (), (), ()))
         if self._want_drafts:
             delta = delta._replace(drafts=tuple(_draft_scores(part, used)))

@@ -185,6 +185,12 @@ class Applier:
     def _step(self, event: StepReceived) -> None:
         now, worker_id = _Now(self._clock(), self._listened()), event.worker_id
         from_decode = event.meta.role == Role.DECODE
+        try:
+            self._rows(event, worker_id, now, from_decode=from_decode)
+        finally:
+            self._tell_gaps()
+
+    def _rows(self, event: StepReceived, worker_id: str, now: _Now, *, from_decode: bool) -> None:
         for row in rows(event.columns):
             live = self._requests.get(row.handle)
             if live is None or worker_id not in live.holders:
@@ -201,7 +207,6 @@ class Applier:
                     self._decode_may_speak(live, row, worker_id)
                 if is_good and is_new:
                     self._went_well(live, worker_id)
-        self._tell_gaps()
 
     def _not_applied(self, live: LiveRequest, worker_id: str) -> None:
         with going_on("row", partial(self._break_off, live)):

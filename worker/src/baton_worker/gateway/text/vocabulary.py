@@ -34,19 +34,23 @@ class OfEach(Generic[T]):
 
     A list and no dictionary: alternatives are anywhere in a vocabulary, little of which is in a
     processor's caches, and to find one in a dictionary takes four looks at memory instead of two.
+    Ids far beyond as many as there are tokens have theirs made when they are asked for.
     """
 
-    __slots__ = ("_none", "_values")
+    __slots__ = ("_full_bytes", "_value", "_values")
 
     def __init__(
         self, full_bytes: Mapping[int, bytes], size: int, value: Callable[[bytes], T]
     ) -> None:
-        """Make all of `size`; `value` is what some bytes have."""
+        """Make those of `size`; `value` is what some bytes have."""
+        self._full_bytes, self._value = full_bytes, value
+        size = min(size, 2 * len(full_bytes))
         self._values = [value(full_bytes.get(token_id, b"")) for token_id in range(size)]
-        self._none = value(b"")
 
     def __getitem__(self, token_id: int) -> T:
-        return self._values[token_id] if 0 <= token_id < len(self._values) else self._none
+        if 0 <= token_id < len(self._values):
+            return self._values[token_id]
+        return self._value(self._full_bytes.get(token_id, b""))
 
     def of(self, token_ids: Sequence[int]) -> list[T]:
         """Return each one's; ids, as records hold them, are not negative."""
