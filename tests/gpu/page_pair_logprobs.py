@@ -24,7 +24,7 @@ def scored(run: Run) -> str:
     if not rounds:
         return ""
     streams = run.record["sizes"]["wide"]["streams"]
-    name = f"tokens/s with logprobs, k = 20, over none, {streams} streams"
+    name = f"tokens/s with logprobs, k = 20, over none, {streams} streams{_behind(rounds)}"
     middle, told = _middle(rounds, run.record["sizes"].get("rounds"))
     verdict = run.held(Goal(name, "logprobs", middle, SCORED, "share", least=True))
     shown = f"""## Logprobs of every token

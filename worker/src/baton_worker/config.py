@@ -295,10 +295,10 @@ class GatewayConfig(Section, frozen=True):
     tokenizer and KV layout are equal. `generation_config`: whence sampling fields come that a
     request leaves out: `auto`, the model's generation_config.json; `none`, the API's own defaults.
     `health`: an address for `/healthz`, `/readyz` and `/metrics` alone; without it they are beside
-    the API, for every client to read. `shares_port`: gateways of this host that all say so listen
-    on one port together; each then needs a `health` of its own. `sse_comment_seconds`: a stream
-    that has had nothing to send for this long, as while a long prompt is computed, sends a comment,
-    so that no proxy gives it up; 0: none. `request_timeout_seconds`: for a whole request (504).
+    the API, for every client to read. `shares_port`: gateways of one user of this host that all
+    say so listen on a port together, which must be named, each with a `health` of its own; nothing
+    but `local` keeps another deployment's off it. `sse_comment_seconds`: a stream without news for
+    so long sends a comment, lest a proxy gives it up. `request_timeout_seconds`: in all (504).
     `client_queue_tokens`: tokens that may wait for a client that does not read; then it is cut off.
     """
 
