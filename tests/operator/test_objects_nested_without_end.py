@@ -1,4 +1,4 @@
-"""The server takes ten thousand levels in a template, and such an object blinds nobody to others."""
+"""The server takes ten thousand levels in a template: such an object hides nobody from us."""
 
 from __future__ import annotations
 
