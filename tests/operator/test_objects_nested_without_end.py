@@ -10,6 +10,8 @@ import kopf
 import msgspec
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kubernetes.aio import client
 
 from baton_operator.cluster.api import PD_DEPLOYMENT
@@ -27,8 +29,10 @@ def nested(levels):
     return '{"a":' * levels + "1" + "}" * levels
 
 
-def depth(value):
-    return 1 + max(map(depth, value.values()), default=0) if isinstance(value, dict) else 0
+def levels_of(value):
+    inside = value.values() if isinstance(value, dict) else value
+    is_level = isinstance(value, dict | list)
+    return 1 + max(map(levels_of, inside), default=0) if is_level else 0
 
 
 def pdd(template, name="deep"):
@@ -50,10 +54,39 @@ def test_what_can_be_read_stays_as_it_is(levels):
     assert bounded(text) is text
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['{"}":' * 300 + "1" + "}" * 300, '{"a\\\\":' * 300 + "1" + "}" * 300, "[{" * 150 + "}]" * 150],
+    ids=["a bracket in each key", "an escape in each key", "lists and objects in turn"],
+)
+def test_nothing_hides_how_deep_it_is(text):
+    text = text.replace("[{", '[{"a":').replace('"a":}', '"a":1}')
+    assert json.loads(text)
+    assert levels_of(json.loads(bounded(text.encode()))) == DEEPEST
+
+
+@settings(max_examples=200)
+@given(
+    st.recursive(
+        st.text('{}[]"\\a', max_size=6) | st.integers(0, 9) | st.none(),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.text('{}[]"\\a', max_size=4), inner, max_size=4)
+        ),
+        max_leaves=300,
+    )
+)
+def test_what_can_be_read_is_kept_whatever_its_texts(value):
+    wide = [value] * (DEEPEST + 1)
+    wide.append([[]] * DEEPEST)
+    text = json.dumps(wide, ensure_ascii=False).encode()
+    assert bounded(text) is text
+
+
 @pytest.mark.parametrize("levels", [DEEPEST + 1, LEVELS])
 def test_what_lies_too_deep_is_null(levels):
     found = json.loads(bounded(nested(levels).encode()))
-    assert depth(found) == DEEPEST
+    assert levels_of(found) == DEEPEST
     assert b"null" in bounded(nested(levels).encode())
 
 
@@ -136,7 +169,7 @@ async def test_kopf_reads_a_watch_with_such_an_object_in_it():
         return b"".join([chunk async for chunk in response.content.iter_chunked(1 << 20)])
 
     first, second, rest = (await asked(stream, by_kopf(read, "watch=true"))).split(b"\n")
-    assert depth(json.loads(first)["object"]["spec"]["roles"][0]) > DEEPEST_SPEC
+    assert levels_of(json.loads(first)["object"]["spec"]["roles"][0]) > DEEPEST_SPEC
     assert second.decode() == events[1]
     assert rest == b'{"type":"BOOK'
 
