@@ -76,7 +76,8 @@ def _worker(
     _contract(container, spec, kind, role.image)
     container["ports"] = _ports(container, ports)
     command = role.drain.command or drain_command(role.drain.grace_seconds)
-    container["lifecycle"] = {"preStop": {"exec": {"command": command}}}
+    hooks = container.get("lifecycle") or {}
+    container["lifecycle"] = {**hooks, "preStop": {"exec": {"command": command}}}
     _probes(container)
     _env(container, _identity(kind, revision, is_paired=spec.has_pairs) + _ranks(role))
     record = names.revision_record(owner.name, revision)
