@@ -150,8 +150,16 @@ def _schema_of(default: Any, key: str, comments: dict[str, str]) -> dict[str, An
             return {"type": "object", **about, **BOUNDS.get(key, {})}
         prefix = f"{key}." if key else ""
         children = {k: _schema_of(v, prefix + k, comments) for k, v in default.items()}
-        return {"type": "object", **about, "additionalProperties": False, "properties": children}
+        # A null takes a default away, and what is not there is false: `crds.keep` must not be.
+        needed = [k for k, v in default.items() if _is_needed(v, prefix + k, comments)]
+        rest = {"additionalProperties": False, "required": needed, "properties": children}
+        return {"type": "object", **about, **rest}
     return {"type": _TYPES[type(default)], **about, **BOUNDS.get(key, {})}
+
+
+def _is_needed(default: Any, key: str, comments: dict[str, str]) -> bool:
+    """Whether a default says something: that of a section, or one that is not empty."""
+    return key not in comments if isinstance(default, dict) else default not in ("", [])
 
 
 def readme(text: str) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+
+from baton_operator.names import MAX_NAME_LENGTH, NAME_PATTERN, Role, health_ports
 
 OPTIONAL_KINDS = {
     "PodDisruptionBudget", "NetworkPolicy", "PodMonitor", "ServiceMonitor", "PrometheusRule", "Job",
@@ -84,6 +87,14 @@ def test_the_policy_says_who_may_read_the_operators_port(render, one, peers, wan
     ]
     labels = pod_of(objects, one)["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_policy_lets_the_operator_ask_every_worker(render, one):
+    """Also decode of a pair in one pod, which has a port of its own."""
+    policy = one(render("networkPolicy: {enabled: true}"), "NetworkPolicy")["spec"]
+    asked = {port for role in Role for port in health_ports(role)}
+    workers = [rule for rule in policy["egress"] if "to" in rule]
+    assert [{port["port"] for port in rule["ports"]} for rule in workers] == [asked]
 
 
 def test_the_rule_object_holds_every_rule_file(render, one, chart: Path):
@@ -180,6 +191,20 @@ def test_replicas_reach_the_deployment(render, one):
 def test_extra_environment_is_appended(render, one):
     objects = render("extraEnv: [{name: HTTPS_PROXY, value: p}]")
     assert variables_of(objects, one)["HTTPS_PROXY"] == "p"
+
+
+@pytest.mark.parametrize("release", ["2nd", "a.b", "1.2", "x" * 47 + ".3-y", "baton"])
+def test_a_release_may_be_called_what_helm_allows(render, one, release):
+    """Names of Services and of PDDeployments are narrower: no dots, and a letter first."""
+    objects = render("serviceMonitor: {enabled: true}", release=release)
+    service = one(objects, "Service")["metadata"]["name"]
+    pod = one(objects, "Pod", "-test")["spec"]["containers"][0]
+    tested = next(e["value"] for e in pod["env"] if e["name"] == "TEST_NAME")
+    for name, most in ((service, 63), (tested, MAX_NAME_LENGTH)):
+        assert re.fullmatch(NAME_PATTERN, name)
+        assert len(name) <= most
+    subdomain = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+    assert all(re.fullmatch(subdomain, b["metadata"]["name"]) for b in objects)
 
 
 def test_names_can_be_overridden(render, one):

@@ -38,6 +38,28 @@ def test_wrong_values_are_refused_by_name(refusal, values, named):
     assert named in refusal(values)
 
 
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ("crds: {keep: }", "keep"),
+        ("crds: null", "crds"),
+        ("networkPolicy: {enabled: true, apiServerPort: null}", "apiServerPort"),
+        ("rbac: {watchSecrets: null}", "watchSecrets"),
+        ("uninstall: {deleteResources: true, timeoutSeconds: null}", "timeoutSeconds"),
+        ("operator: {workers: null}", "workers"),
+        ("replicas: null", "replicas"),
+    ],
+)
+def test_a_null_that_takes_a_default_away_is_refused_by_name(refusal, values, named):
+    """What is not there is false: without `crds.keep` an uninstall would take every model along."""
+    assert f"missing property '{named}'" in refusal(values)
+
+
+@pytest.mark.parametrize("name", ["nodeSelector", "extraEnv", "tolerations", "resources"])
+def test_a_null_of_what_is_empty_by_default_says_nothing(render, name):
+    assert render(f"{name}: null") == render()
+
+
 def test_the_chart_lints(helm, chart):
     assert "0 chart(s) failed" in helm("lint", "--strict", str(chart))
 

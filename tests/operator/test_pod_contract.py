@@ -212,6 +212,15 @@ def test_the_grace_period_is_the_drain_budget_and_headroom():
     assert "time.monotonic() + 90" in command[-1]
 
 
+def test_a_hook_of_the_users_at_the_start_stays_beside_ours_at_the_end():
+    hooks = {"postStart": {"exec": {"command": ["warm"]}}, "preStop": {"sleep": {"seconds": 1}}}
+    template = {"spec": {"containers": [{"name": "worker", "lifecycle": hooks}]}}
+    roles = [{"name": "prefill", "template": template}, {"name": "decode"}]
+    found = templates(spec_of(roles=roles))["prefill"]["spec"]["containers"][0]["lifecycle"]
+    assert found["postStart"] == hooks["postStart"]
+    assert found["preStop"] == {"exec": {"command": drain_command(300)}}
+
+
 def test_a_leaving_gateway_has_time_to_settle_and_to_finish_its_streams():
     spec = spec_of(gateway={"drainSeconds": 40})
     settings = yaml.safe_load(config.gateway_config(spec))["gateway"]

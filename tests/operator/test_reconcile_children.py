@@ -502,6 +502,10 @@ TEMPLATES = {
     "a number": ({"metadata": {"annotations": {"a": 1}}}, "$.metadata.annotations"),
     "no objects": ({"spec": {"volumes": ["data"]}}, "$.spec.volumes[0]"),
     "words": ({"spec": "worker"}, "$.spec"),
+    "no hooks": (
+        {"spec": {"containers": [{"name": "worker", "lifecycle": ["x"]}]}},
+        "$.spec.containers[0].lifecycle",
+    ),
     "a variable twice": (
         {"spec": {"containers": [{"name": "worker", "env": [{"name": "A"}, {"name": "A"}]}]}},
         "A is there twice, take one away - at `$.spec.containers[0].env`",

@@ -142,9 +142,9 @@ def test_a_pause_follows_the_target_and_moves_nothing(target, budget, before, ch
 
 
 @pytest.mark.parametrize(
-    ("others", "taker"), [({"b": Counts(1, 1)}, "b"), ({}, "c")], ids=["an old one", "no old one"]
+    ("others", "taker"), [({"b": Counts(1, 1)}, "b"), ({}, "a")], ids=["one has", "nobody has"]
 )
-def test_what_is_missing_in_a_pause_comes_to_an_old_revision_that_has_pods(others, taker):
+def test_what_is_missing_in_a_pause_comes_to_an_old_revision_best_one_that_has_pods(others, taker):
     leaving = Revision("a", NONE, Counts(1, 1), Counts(1, 1))
     rest = [Revision(name, *[counts] * 3) for name, counts in others.items()]
     rollout = Rollout(

@@ -175,6 +175,7 @@ def test_what_scalers_asked_for_is_told_of_their_roles_and_read_back(world):
     assert ["asked" in role for role in status["roles"]] == [False, True]
     assert read_asked(status) == {Role.DECODE: 9}
     assert read_asked({}) == read_asked({"roles": None}) == {}
+    assert read_asked({"roles": [{"name": "router", "asked": 3}]}) == {}
 
 
 def test_what_pods_tell_of_themselves_is_told_once_it_is_known(world):
@@ -381,6 +382,13 @@ def test_a_condition_keeps_its_time_while_its_status_is_the_same(world):
     world.before = {"conditions": [OLD_CONDITION | {"status": "True"}]}
     times = {c["type"]: c["lastTransitionTime"] for c in world.status()["conditions"]}
     assert (times["Ready"], times["Stalled"]) == (timestamp(5), timestamp(NOW))
+
+
+def test_a_condition_without_a_time_begins_now(world):
+    """The schema wants none, so that a status which somebody else wrote may have none."""
+    world.before = {"conditions": [{"type": "Ready", "status": "True"}]}
+    (time,) = {c["lastTransitionTime"] for c in world.status()["conditions"]}
+    assert time == timestamp(NOW)
 
 
 def test_a_spec_that_cannot_be_served_keeps_what_is_known_of_what_runs():

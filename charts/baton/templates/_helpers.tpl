@@ -1,17 +1,22 @@
 {{/* Names and labels that several templates share. */}}
 
 {{- define "baton.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" }}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimAll "-." }}
 {{- end }}
 
 {{- define "baton.fullname" -}}
 {{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- .Values.fullnameOverride | trunc 50 | trimAll "-." }}
 {{- else if contains (include "baton.name" .) .Release.Name }}
-{{- printf "%s-operator" .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- printf "%s-operator" .Release.Name | trunc 50 | trimAll "-." }}
 {{- else }}
-{{- printf "%s-%s-operator" .Release.Name (include "baton.name" .) | trunc 50 | trimSuffix "-" }}
+{{- printf "%s-%s-operator" .Release.Name (include "baton.name" .) | trunc 50 | trimAll "-." }}
 {{- end }}
+{{- end }}
+
+{{/* A name as a DNS label that begins with a letter: a release's may hold dots and begin with a digit. */}}
+{{- define "baton.dnsLabel" -}}
+{{- regexReplaceAll "^([0-9])" (replace "." "-" .) "r-${1}" }}
 {{- end }}
 
 {{- define "baton.selectorLabels" -}}

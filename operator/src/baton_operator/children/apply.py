@@ -17,11 +17,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from http import HTTPStatus
 from typing import NamedTuple
 
 from baton_operator.children.desired import DesiredChild, Wave
 from baton_operator.children.resources.meta import Manifest
 from baton_operator.cluster.api import (
+    DEPLOYMENT,
     DISRUPTION_BUDGET,
     NETWORK_POLICY,
     POD_MONITOR,
@@ -157,14 +159,37 @@ class Applier:
             self._count(result.child.kind, result.outcome)
         return results
 
-    async def remove_all(self, owner: ObjectKey, unwanted: Iterable[Unwanted]) -> None:
-        """Delete children; the watch reports when they are gone."""
-        await asyncio.gather(
-            *(
-                self._kube.delete(e.kind, owner.namespace, e.child.name, e.child.uid)
-                for e in unwanted
-            )
-        )
+    async def remove_all(self, owner: ObjectKey, unwanted: Iterable[Unwanted]) -> list[Result]:
+        """Delete children; the watch reports when they are gone. Return those that stay.
+
+        One that fails does not stop the others.
+        """
+        done = await asyncio.gather(*(self._remove(owner, each) for each in unwanted))
+        failed = [result for result in done if result is not None]
+        for result in failed:
+            self._count(result.child.kind, result.outcome)
+        return failed
+
+    async def _remove(self, owner: ObjectKey, unwanted: Unwanted) -> Result | None:
+        kind, child = unwanted
+        try:
+            await self._kube.delete(kind, owner.namespace, child.name, child.uid)
+        except ApiError as error:
+            return _failed(owner, ChildId(kind.kind, child.name), "delete", error)
+        return None
+
+    async def scale(self, owner: ObjectKey, child: Child, replicas: int) -> list[Result]:
+        """Give a Deployment whose manifest nobody knows other replicas; return it if that fails.
+
+        One that is gone is no failure: the watch tells of it.
+        """
+        patch = {"metadata": {"uid": child.uid}, "spec": {"replicas": replicas}}
+        try:
+            await self._kube.merge(DEPLOYMENT, owner.namespace, child.name, patch)
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                return [_failed(owner, ChildId(DEPLOYMENT.kind, child.name), "scale", error)]
+        return []
 
     async def _one(self, owner: ObjectKey, uid: str, desired: DesiredChild) -> Result:
         try:
@@ -172,11 +197,7 @@ class Applier:
                 with self._store.in_writing(owner, desired.child_id):
                     outcome = await self._write(owner, uid, desired)
         except ApiError as error:
-            log.warning(
-                "apply failed",
-                extra={"object": str(owner), "child": desired.child_id, "error": str(error)},
-            )
-            return Result(desired.child_id, Outcome.FAILED, error)
+            return _failed(owner, desired.child_id, "apply", error)
         return Result(desired.child_id, outcome)
 
     async def _write(self, owner: ObjectKey, uid: str, desired: DesiredChild) -> Outcome:
@@ -228,6 +249,12 @@ class Applier:
     async def _look(self, owner: ObjectKey, kind: Kind, name: str) -> Child | None:
         body = await self._kube.get(kind, owner.namespace, name, is_metadata_only=True)
         return None if body is None else child_of(partial_of(body), kind.kind)
+
+
+def _failed(owner: ObjectKey, child: ChildId, verb: str, error: ApiError) -> Result:
+    extra = {"object": str(owner), "child": child, "error": str(error)}
+    log.warning("%s failed", verb, extra=extra)
+    return Result(child, Outcome.FAILED, error)
 
 
 def _stamped(manifest: Manifest, wanted_hash: str) -> Manifest:

@@ -9,7 +9,8 @@ newer renderer still runs an old revision as it was.
 from __future__ import annotations
 
 import hashlib
-from decimal import Decimal, InvalidOperation
+import re
+from decimal import Decimal
 from functools import cache
 from typing import Any, Literal
 
@@ -18,7 +19,11 @@ import msgspec
 from baton_operator import names
 from baton_operator.children.resources.config import worker_config
 from baton_operator.children.resources.meta import Manifest, Owner, manifest
-from baton_operator.children.resources.pods import pair_pod_template, worker_template
+from baton_operator.children.resources.pods import (
+    DEFAULTED,
+    pair_pod_template,
+    worker_template,
+)
 from baton_operator.models import PDDeploymentSpec, RoleSpec
 from baton_operator.models.engine import EngineSpec
 from baton_operator.models.placement import HandoffSpec, Placement
@@ -32,8 +37,14 @@ _LATER = frozenset({"framework", "dtype", "gpu_memory_percent", "decode_prompt_c
 """Fields of the engine that came after revisions were first named."""
 
 _TEMPLATES_KEY = "templates.json"
-_SUFFIXES: dict[str, Decimal | int] = {
-    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"),
+_QUANTITY = re.compile(
+    r"(?P<number>[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40}))"
+    r"(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|(?P<exponent>[eE][+-]?[0-9]{1,2}))?"
+)
+"""A quantity as the API server reads it, but no number whose plain form would be without end."""
+
+_SUFFIXES: dict[str | None, Decimal | int] = {
+    None: 1, "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"),
     "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
     "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60,
 }  # fmt: skip
@@ -232,7 +243,9 @@ def _without_labels(template: Manifest) -> Manifest:
 
 
 def _normal(value: Any, *, is_quantities: bool = False) -> Any:
-    """Return JSON data with resource quantities in one form and empty members left out."""
+    """Return JSON data with resource quantities in one form and empty members left out, but for
+    those that say something where pods have a default of ours.
+    """
     if isinstance(value, dict):
         members = {
             key: _normal(item, is_quantities=key in ("limits", "requests"))
@@ -240,18 +253,20 @@ def _normal(value: Any, *, is_quantities: bool = False) -> Any:
             else _normal(item, is_quantities=is_quantities)
             for key, item in value.items()
         }
-        return {key: item for key, item in members.items() if item not in (None, {}, [])}
+        return {k: v for k, v in members.items() if v not in (None, {}, []) or _says(k, v)}
     if isinstance(value, list):
         return [_normal(item) for item in value]
     return _quantity(value) if is_quantities else value
 
 
+def _says(key: str, value: Any) -> bool:
+    return key in DEFAULTED and value is not None
+
+
 def _quantity(value: Any) -> Any:
     """Return a quantity as a plain number's text; anything else as it is."""
-    text = str(value)
-    digits = text.rstrip("numkKMGTPEi")
-    try:
-        number = Decimal(digits) * _SUFFIXES.get(text[len(digits) :], 1)
-    except InvalidOperation:
+    found = _QUANTITY.fullmatch(str(value).strip())
+    if found is None:
         return value
+    number = Decimal(found["number"] + (found["exponent"] or "")) * _SUFFIXES[found["suffix"]]
     return format(number.normalize(), "f")

@@ -35,6 +35,7 @@ from baton_operator.cluster.api import (
     ListPage,
     Throttled,
 )
+from baton_operator.cluster.nesting import bounded
 from baton_operator.settings import SettingError
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
@@ -240,7 +241,7 @@ class HttpKube:
     async def _ask(self, request: _Request, decoder: msgspec.json.Decoder[_Answer]) -> _Answer:
         data = await self._send(request)
         try:
-            return decoder.decode(data)
+            return _decoded(data, decoder)
         except UNDECODABLE as error:  # a proxy's page, or an answer that was cut
             where = f"{request.method} {request.path}"
             raise ApiError(0, UNREADABLE, f"{where}: {error}") from error
@@ -295,6 +296,13 @@ class HttpKube:
         except (aiohttp.ClientError, TimeoutError) as error:
             where = f"{request.method} {request.path}"
             raise ApiError(0, "Unreachable", f"{where}: {error!r}") from error
+
+
+def _decoded(data: bytes, decoder: msgspec.json.Decoder[_Answer]) -> _Answer:
+    try:
+        return decoder.decode(data)
+    except RecursionError:
+        return decoder.decode(bounded(data))
 
 
 async def _page(response: aiohttp.ClientResponse) -> bytes:

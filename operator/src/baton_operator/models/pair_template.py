@@ -11,6 +11,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from baton_operator.names import CONTAINER_NAME, WORKER_ROLES
 
 Template = dict[str, Any]
@@ -89,6 +91,7 @@ def _are_joinable(items: list[Any], path: str) -> bool:
 
 def _joined(ours: list[Any], theirs: list[Any], path: str) -> list[Any]:
     joined = list(ours)
+    known = set(map(_text, ours))  # a template may have as many items as an object has room for
     keys = (_key(item, path) for item in ours)
     places = {key: place for place, key in enumerate(keys) if key is not None}
     for item in theirs:
@@ -99,9 +102,14 @@ def _joined(ours: list[Any], theirs: list[Any], path: str) -> list[Any]:
             if path.endswith(_ONE_THING) and before != item and len({*before, *item}) > _NAMED:
                 raise _unlike(before, item, where)
             joined[place] = _merged(before, item, where)
-        elif item not in joined:
+        elif (text := _text(item)) not in known:
+            known.add(text)
             joined.append(item)
     return joined
+
+
+def _text(item: Any) -> bytes:
+    return msgspec.json.encode(item, order="deterministic")
 
 
 def _key(item: Any, path: str) -> tuple[str, str] | None:

@@ -33,6 +33,9 @@ from baton_operator.names import (
     Role,
 )
 
+DEEPEST_SPEC = 100
+"""Levels of a spec that may be served: what renders one walks down all of them."""
+
 
 class ObjectKey(NamedTuple):
     """Where an object of a known kind lives."""
@@ -67,6 +70,8 @@ def parse_deployment(body: dict[str, Any]) -> PDDeployment:
         InvalidSpec: the spec breaks the schema or a rule over several fields.
     """
     metadata = body["metadata"]
+    if _is_deeper(body.get("spec"), DEEPEST_SPEC):
+        raise InvalidSpec(f"spec is nested deeper than {DEEPEST_SPEC} levels, as no pod is")
     try:
         spec = msgspec.convert(body.get("spec") or {}, PDDeploymentSpec)
     except msgspec.ValidationError as error:
@@ -81,6 +86,15 @@ def parse_deployment(body: dict[str, Any]) -> PDDeployment:
         spec=spec,
         status=body.get("status") or {},
     )
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether JSON data nests in more levels; asked level by level, for it may be many."""
+    layer = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(levels):
+        inside = (each.values() if isinstance(each, dict) else each for each in layer)
+        layer = [part for each in inside for part in each if isinstance(part, (dict, list))]
+    return bool(layer)
 
 
 def parse_ratio(text: str) -> tuple[int, int]:

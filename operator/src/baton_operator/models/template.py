@@ -29,6 +29,7 @@ class _Container(_Shape, frozen=True):
     ports: list[dict[str, Any]] | None = None
     volume_mounts: list[dict[str, Any]] | None = None
     security_context: dict[str, Any] | None = None
+    lifecycle: dict[str, Any] | None = None
 
 
 class _Pod(_Shape, frozen=True):

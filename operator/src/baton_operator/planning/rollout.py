@@ -103,7 +103,7 @@ def next_step(rollout: Rollout) -> Step:
     if rollout.target.is_zero:
         return _suspended(rollout)
     goal = _named(rollout.revisions, rollout.goal)
-    olds = [r for r in rollout.revisions if r.name != rollout.goal and r.is_live]
+    olds = _old_side(goal, rollout)
     n = pairs_of(rollout.target)
     ready = _counted_pairs(goal, rollout)
     if not olds:
@@ -121,11 +121,25 @@ def next_step(rollout: Rollout) -> Step:
     return Step(wanted, phase, ready, n)
 
 
+def _old_side(goal: Revision, rollout: Rollout) -> list[Revision]:
+    """Return the revisions beside the goal that have pods, or shall have them again.
+
+    A suspension takes the pods of both sides. Where a partition, or a pause, holds the goal back,
+    the stable revision comes back behind it; of how many pairs a pause held nobody knows then.
+    """
+    olds = [r for r in rollout.revisions if r.name != rollout.goal and r.is_live]
+    is_held = rollout.partition_pairs or (rollout.is_paused and goal.desired.is_zero)
+    if olds or not is_held or rollout.stable == rollout.goal:
+        return olds
+    return [r for r in rollout.revisions if r.name == rollout.stable]
+
+
 def _hold(goal: Revision, olds: Sequence[Revision], rollout: Rollout) -> dict[str, Counts]:
     """Return wanted counts that move no pod from one revision to another.
 
     Only a target that differs from what is asked for changes anything: pods beyond it leave the old
-    side, and what is missing comes to the first old revision that has pods.
+    side, and what is missing comes to the first old revision that has pods; where nobody has any,
+    to the first.
     """
     target, everyone = rollout.target, [*olds, goal]
     wanted = {r.name: r.desired for r in olds} | {goal.name: goal.desired.capped(target)}
@@ -140,7 +154,8 @@ def _hold(goal: Revision, olds: Sequence[Revision], rollout: Rollout) -> dict[st
             surplus = surplus.less(take)
     missing = target.less(total(r.desired for r in everyone))
     room = surge_limit(target, rollout.budget).less(total(r.held for r in rollout.revisions))
-    taker = next((old for old in olds if not old.desired.is_zero), goal)
+    has_pods = (r for r in everyone if not r.desired.is_zero)
+    taker = next(has_pods, everyone[0])
     wanted[taker.name] = wanted[taker.name].plus(missing.capped(room))
     return _bounded(wanted, everyone, rollout)
 

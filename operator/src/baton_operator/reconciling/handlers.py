@@ -11,6 +11,7 @@ from typing import Any
 
 import kopf
 
+from baton_operator.cluster.kopf_session import bounded_login
 from baton_operator.cluster.parents import ParentStore
 from baton_operator.models import ObjectKey
 from baton_operator.names import GROUP, VERSION
@@ -57,10 +58,12 @@ def build_registry(parents: ParentStore, queue: WorkQueue[ObjectKey]) -> kopf.Op
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
-    async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        if "KUBECONFIG" in os.environ:
-            return kopf.login_with_kubeconfig(**kwargs)
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
+        info = None
+        if "KUBECONFIG" not in os.environ:
+            info = kopf.login_with_service_account(**kwargs)
+        info = info or kopf.login_with_kubeconfig(**kwargs)
+        return None if info is None else bounded_login(info)
 
     @kopf.on.event(GROUP, VERSION, "pddeployments", registry=registry)
     async def on_deployment(event: Any, **_: Any) -> None:

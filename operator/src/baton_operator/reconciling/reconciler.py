@@ -162,8 +162,9 @@ class Reconciler:
         await self._mark(pdd.key, seen, plan)
         results = await self._write(decision)
         await self._tell_new_keys(pdd, seen, results)
-        await self._scale_unrecorded(decision)
-        await self._remove(decision, results)
+        results += await self._scale_unrecorded(decision)
+        results += await self._remove(decision, results)
+        _pause_if_asked(results)
         return await self._report(decision, results)
 
     async def _write(self, decision: _Decision) -> list[Result]:
@@ -175,17 +176,15 @@ class Reconciler:
         pdd, difference = decision.pdd, decision.difference
         children = decision.desired.render() if difference.unsettled else []
         results = await self._tools.applier.apply_all(pdd.key, pdd.uid, difference, children)
-        asked = [r.error for r in results if isinstance(r.error, Throttled)]
-        if asked:
-            raise max(asked, key=lambda error: error.retry_after_seconds)
+        _pause_if_asked(results)
         return results
 
-    async def _remove(self, decision: _Decision, results: list[Result]) -> None:
+    async def _remove(self, decision: _Decision, results: list[Result]) -> list[Result]:
         pdd, seen, applier = decision.pdd, decision.seen, self._tools.applier
-        await applier.remove_all(pdd.key, decision.difference.unwanted)
-        await self._retire(pdd.key, seen, decision.plan)
+        failed = await applier.remove_all(pdd.key, decision.difference.unwanted)
+        failed += await self._retire(pdd.key, seen, decision.plan)
         files = _outdated_files(pdd.key.name, seen, decision.desired, results)
-        await applier.remove_all(pdd.key, files)
+        return failed + await applier.remove_all(pdd.key, files)
 
     async def _report(self, decision: _Decision, results: list[Result]) -> float | None:
         """Report what is there after the writes; return when to look again, or None."""
@@ -289,17 +288,17 @@ class Reconciler:
             leaving = await mark_victims(tools.kube, tools.probe, key, shrink)
             log.info("scaling in", extra={"object": str(key), "pods": leaving})
 
-    async def _scale_unrecorded(self, decision: _Decision) -> None:
-        namespace = decision.pdd.key.namespace
+    async def _scale_unrecorded(self, decision: _Decision) -> list[Result]:
+        failed: list[Result] = []
         for workload in decision.seen.workloads:
             wanted = decision.plan.step.wanted.get(workload.revision)
             if wanted is None or workload.revision in decision.recorded:
                 continue
             replicas = wanted.of(workload.role)
             if replicas != workload.counts.desired:
-                patch = {"metadata": {"uid": workload.child.uid}, "spec": {"replicas": replicas}}
-                name = workload.child_id.name
-                await self._tools.kube.merge(DEPLOYMENT, namespace, name, patch)
+                key = decision.pdd.key
+                failed += await self._tools.applier.scale(key, workload.child, replicas)
+        return failed
 
     async def _tell_new_keys(
         self, pdd: PDDeployment, seen: Observed, results: list[Result]
@@ -316,21 +315,28 @@ class Reconciler:
         notice = Notice("KeysReplaced", text, is_warning=True)
         await events.post(self._tools.kube, pdd, notice, self._tools.now())
 
-    async def _retire(self, key: ObjectKey, seen: Observed, plan: Plan) -> None:
+    async def _retire(self, key: ObjectKey, seen: Observed, plan: Plan) -> list[Result]:
         """Delete what no revision in use needs: workloads first, then their records."""
         kept = set(plan.step.wanted) - set(plan.retired) | {plan.goal, plan.current, plan.gateway}
         applier = self._tools.applier
-        await applier.remove_all(
-            key,
-            (Unwanted(DEPLOYMENT, w.child) for w in seen.workloads if w.revision in plan.retired),
-        )
+        retired = (w.child for w in seen.workloads if w.revision in plan.retired)
+        failed = await applier.remove_all(key, (Unwanted(DEPLOYMENT, child) for child in retired))
+        if failed:
+            return failed
         records = [child for child in seen.records if child.revision not in kept]
-        await applier.remove_all(key, (Unwanted(CONFIG_MAP, child) for child in records))
         self._tools.records.drop(key, {child.revision for child in records})
+        return await applier.remove_all(key, (Unwanted(CONFIG_MAP, child) for child in records))
 
 
 def _owner(pdd: PDDeployment) -> Owner:
     return Owner(pdd.key.namespace, pdd.key.name, pdd.uid)
+
+
+def _pause_if_asked(results: Iterable[Result]) -> None:
+    """Raise the longest wait that the server asked for, if it did."""
+    asked = [r.error for r in results if isinstance(r.error, Throttled)]
+    if asked:
+        raise max(asked, key=lambda error: error.retry_after_seconds)
 
 
 def _trouble(results: list[Result]) -> Trouble:

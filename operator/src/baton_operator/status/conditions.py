@@ -60,12 +60,13 @@ def unix_seconds(text: str) -> float:
 def _entry(
     before: dict[str, Any], condition: Condition, generation: int, now: float
 ) -> dict[str, Any]:
-    is_same = before.get("status") == condition.status.value
+    since = before.get("lastTransitionTime")
+    is_same = bool(since) and before.get("status") == condition.status.value
     return {
         "type": condition.type,
         "status": condition.status.value,
         "reason": condition.reason,
         "message": condition.message[:MOST_CHARACTERS],
         "observedGeneration": generation,
-        "lastTransitionTime": before["lastTransitionTime"] if is_same else timestamp(now),
+        "lastTransitionTime": since if is_same else timestamp(now),
     }

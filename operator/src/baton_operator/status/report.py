@@ -56,10 +56,17 @@ class Reporter:
     async def report(
         self, pdd: PDDeployment, plan: Plan, seen: Observed, trouble: Trouble, sample: Sample
     ) -> float | None:
-        """Write what changed; return seconds until a held-back write is due, or None."""
+        """Write what changed; return seconds until a held-back write is due, or None.
+
+        The object's own comes first: a scaler that cannot be written hides nothing of it.
+        """
         now = self._now()
         status = deployment_status(pdd, plan, seen, trouble, sample, now)
+        wait = await self._object(pdd, status, now)
         await self._scalers(pdd, plan, seen)
+        return wait
+
+    async def _object(self, pdd: PDDeployment, status: Json, now: float) -> float | None:
         patch = merge_patch(pdd.status, status)
         if not patch:
             return None

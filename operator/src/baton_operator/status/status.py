@@ -59,9 +59,9 @@ def read_memory(status: dict[str, Any]) -> Memory:
 
 
 def read_asked(status: dict[str, Any]) -> dict[Role, int]:
-    """Return the replicas that scalers last asked for, by role."""
-    roles = status.get("roles") or []
-    return {Role(role["name"]): role["asked"] for role in roles if "asked" in role}
+    """Return the replicas that scalers last asked for, by role; unknown roles are left out."""
+    told = {role["name"]: role["asked"] for role in status.get("roles") or [] if "asked" in role}
+    return {role: told[role] for role in WORKER_ROLES if role in told}
 
 
 def _time(fields: dict[str, Any], name: str) -> float:

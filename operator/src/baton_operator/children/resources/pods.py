@@ -6,7 +6,6 @@ can know passes through (resources, nodes, tolerations, claims, volumes, extra c
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +22,13 @@ _SECRET_MODE = 0o440
 _STARTUP_SECONDS = 3600
 _SOCKETS: Manifest = {"medium": "Memory", "sizeLimit": "1Mi"}
 """Of a pair's shared volume: it holds a Unix socket, and no KV."""
+DEFAULTED = frozenset(
+    {
+        *("command", "args", "startupProbe", "livenessProbe", "readinessProbe"),
+        *("capabilities", "seccompProfile"),
+    }
+)
+"""Fields that have a default of ours: an empty one in a template is another wish than none."""
 _PREFILL_DECODE_KEYS = ("gateway.public", "workers.allowed")
 
 
@@ -70,7 +76,8 @@ def _worker(
     _contract(container, spec, kind, role.image)
     container["ports"] = _ports(container, ports)
     command = role.drain.command or drain_command(role.drain.grace_seconds)
-    container["lifecycle"] = {"preStop": {"exec": {"command": command}}}
+    hooks = container.get("lifecycle") or {}
+    container["lifecycle"] = {**hooks, "preStop": {"exec": {"command": command}}}
     _probes(container)
     _env(container, _identity(kind, revision, is_paired=spec.has_pairs) + _ranks(role))
     record = names.revision_record(owner.name, revision)
@@ -114,7 +121,7 @@ def _base(
     ours: tuple[str, ...] = (CONTAINER_NAME,),
 ) -> Manifest:
     """Return the user's template with the containers that are `ours` first, none configured yet."""
-    template = copy.deepcopy(user)
+    template: Manifest = _without_nulls(user)
     metadata = template["metadata"] = template.get("metadata") or {}
     labels = metadata.get("labels") or {}
     metadata["labels"] = {**labels, **child_labels(owner.name, role, revision)}
@@ -132,6 +139,15 @@ def _base(
     if pod.get("initContainers"):
         pod["initContainers"] = [_restricted(c) for c in pod["initContainers"]]
     return template
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a copy of JSON data: a field that is null is one that is not there, as for the server,
+    and so gets the default.
+    """
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _ours_first(containers: list[Manifest], ours: tuple[str, ...]) -> list[Manifest]:
