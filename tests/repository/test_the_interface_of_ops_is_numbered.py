@@ -31,7 +31,8 @@ def python_contracts() -> Iterator[str]:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 yield ast.unparse(node.args)
             if isinstance(node, ast.ClassDef):
-                yield from (ast.unparse(part) for part in node.body if isinstance(part, ast.AnnAssign))
+                fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+                yield from map(ast.unparse, fields)
 
 
 def native_contracts() -> Iterator[str]:

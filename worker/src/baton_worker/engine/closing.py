@@ -29,7 +29,7 @@ def close_all(closes: Iterable[Callable[[], None]]) -> None:
         except RankDiedError as error:
             log.warning("closed without all ranks", extra={"why": str(error)})
         except Exception as error:
-            log.exception("a part of the engine failed to close; the others are closed all the same")
+            log.exception("a part of the engine failed to close; the others are closed too")
             first = first or error
     if first is not None:
         raise first
