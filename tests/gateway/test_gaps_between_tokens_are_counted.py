@@ -72,7 +72,7 @@ def test_each_token_behind_the_first_has_its_part_of_the_step(timed: Timed) -> N
 def test_gaps_before_a_row_that_raises_are_told_with_its_step(
     timed: Timed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record that cannot be read to its end is its worker's loss, and its gaps were waited for."""
+    """A record that cannot be read to its end is its worker's loss; its gaps were waited for."""
     timed.step(1.0, (0, 0, OUTPUT[:1]), (1, 0, OUTPUT[:1]))
     timed.step(1.0, (0, 1, OUTPUT[1:2]), (1, 1, OUTPUT[1:2]))
     timed.wait_gaps(2, 2.0)

@@ -14,7 +14,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import uvicorn
 import uvloop
@@ -167,7 +167,7 @@ def _listens(listener: socket.socket) -> bool:
     return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-async def _may_join(service: GatewayService, ends: list[asyncio.Task[bool]]) -> bool:
+async def _may_join(service: GatewayService, ends: Sequence[asyncio.Task[bool]]) -> bool:
     """Wait until there is a usable pair, or for long enough; False: it is to end instead."""
     usable = asyncio.ensure_future(service.usable.wait())
     await asyncio.wait({usable, *ends}, timeout=_JOIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
