@@ -29,6 +29,11 @@ BATON_EXPORT(verify_sampled, baton_ops::kVerifySampledArguments, baton_ops::RunV
 namespace baton_ops {
 namespace {
 
+// What Python knows as baton_ops.interface.INTERFACE, where it is said when it rises.
+constexpr int64_t kInterface = 1;
+
+int64_t Interface() { return kInterface; }
+
 int64_t Threads() { return cpu::ThreadCount(); }
 
 void SetThreads(int64_t count) {
@@ -50,6 +55,7 @@ void SetIsa(const tvm::ffi::String& name) {
 }  // namespace
 }  // namespace baton_ops
 
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(interface, baton_ops::Interface)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(logprobs_workspace_bytes, baton_ops::LogprobsWorkspaceBytes)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(threads, baton_ops::Threads)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(set_threads, baton_ops::SetThreads)

@@ -27,7 +27,7 @@ def test_each_gateway_serves_and_one_that_dies_leaves_the_port_to_the_other(star
 
 
 def ask_until_it_serves(deployment, line) -> None:
-    """Every answer is whole, or says that a gateway which has just begun knows no worker yet."""
+    """Every answer is whole; 503 is for one on a busy machine, which gave its workers up."""
     before = served(line)
     for _ in range(MOST_ASKED):
         reply = deployment.post("/v1/completions", prompt="The licensor", max_tokens=2)

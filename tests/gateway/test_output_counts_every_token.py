@@ -103,6 +103,47 @@ def test_offsets_tell_where_each_token_begins():
     assert end.text_offsets == [4, 5, 9]
 
 
+@pytest.mark.parametrize("stops", [(), ("never",)])
+def test_offsets_are_the_same_token_by_token(stops):
+    """Rows of one token have a way of their own, rows of several and stop strings another."""
+    tokens, wanted = [1, 5, 6, 2, 3, 1], [0, 4, 4, 5, 9, 11]
+
+    def told(sizes):
+        made, offsets, position = output(logprobs_k=0, want_offsets=True, stops=stops), [], 0
+        for size in sizes:
+            row = part(position, tokens[position : position + size], k=0)
+            offsets += made.push([row], Finish.NONE).text_offsets
+            position += size
+        return offsets
+
+    for sizes in ([6], [1] * 6, [1, 3, 1, 1], [2, 1, 3]):
+        assert told(sizes) == wanted
+
+
+def test_the_offset_of_an_ending_token_alone_is_the_end_of_the_text():
+    made = output(logprobs_k=0, want_offsets=True)
+    assert made.push([part(0, [1], k=0)], Finish.NONE).text_offsets == [0]
+    assert made.push([part(1, [0], Finish.STOP, k=0)], Finish.STOP).text_offsets == [4]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"want_offsets": True}, {"logprobs_k": 0}, {"logprobs_k": 0, "stops": ["never"]}, {}],
+)
+@pytest.mark.parametrize("n", [1, 3])
+def test_there_are_offsets_only_beside_logprobs_and_where_they_are_asked_for(options, n):
+    k = options.get("logprobs_k", -1)
+    delta = output(**options).push([part(0, [1, 2, 1][:n], k=k)], Finish.NONE)
+    assert delta.token_ids == [1, 2, 1][:n]
+    assert delta.text_offsets == []
+
+
+def test_a_part_of_a_delta_has_the_offsets_of_its_tokens():
+    delta = output(logprobs_k=0, want_offsets=True).push([part(0, [1, 2, 1], k=0)], Finish.NONE)
+    assert delta.between(1, 3).text_offsets == [4, 8]
+    assert delta.between(0, 1).text_offsets == [0]
+
+
 def test_a_trimmed_row_gives_out_only_what_is_new():
     made = output(logprobs_k=1)
     delta = made.push([part(3, [1, 2, 3], k=1, skip=2, drafts=(3, 2))], Finish.NONE)

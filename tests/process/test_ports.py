@@ -63,11 +63,12 @@ def is_given(port: int, use) -> bool:
         return True
 
 
-def test_those_who_share_a_port_listen_together_and_nobody_else_does(port):
-    with (
-        addresses.listen(HOST, port, 1, shares_port=True),
-        addresses.listen(HOST, port, 1, shares_port=True),
-    ):
+@pytest.mark.parametrize("listening", [0, 1, 2])
+def test_those_who_share_a_port_listen_together_and_nobody_else_does(port, listening):
+    """Also while some of them, or all, do not listen yet."""
+    with addresses.join_port(HOST, port) as one, addresses.join_port(HOST, port) as other:
+        for each in (one, other)[:listening]:
+            each.listen(1)
         with pytest.raises(OSError, match="in use"):
             addresses.listen(HOST, port, 1)
         with pytest.raises(OSError, match="in use"):
@@ -75,7 +76,7 @@ def test_those_who_share_a_port_listen_together_and_nobody_else_does(port):
 
 
 def test_gateways_that_share_a_port_share_it_with_no_other_deployment(tmp_path, capsys, port):
-    with addresses.listen(HOST, port, 1, shares_port=True):
+    with addresses.join_port(HOST, port):
         words = ["local", "--model", str(tmp_path), "--gateways", "2", "--port", str(port)]
         assert main(words) == EXIT_BAD_CONFIG
     assert f"--host: cannot listen on {HOST}:{port}" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from baton_mixin.rows import (
     output,
     overview,
     requests,
+    spared,
     wire,
 )
 
@@ -34,7 +35,15 @@ def serving() -> models.Dashboard:
     builder = _dashboard("baton-serving", "Baton / Serving", "What clients see, and why.")
     builder = _with_rows(
         _with_workload(builder),
-        [overview.row, requests.row, first_token.row, output.row, capacity.row, device.row],
+        [
+            overview.row,
+            requests.row,
+            spared.row,
+            first_token.row,
+            output.row,
+            capacity.row,
+            device.row,
+        ],
     )
     return builder.build()
 

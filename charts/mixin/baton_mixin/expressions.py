@@ -24,6 +24,11 @@ def rate(metric: str, matchers: str = WORKERS, by: Sequence[str] = ()) -> str:
     return f"sum{_by(by)} (rate({metric}{{{matchers}}}[{RATE}]))"
 
 
+def increase(metric: str, matchers: str = WORKERS, by: Sequence[str] = ()) -> str:
+    """Return how much a counter rose within a step of the graph, summed by labels."""
+    return f"sum{_by(by)} (increase({metric}{{{matchers}}}[{RATE}]))"
+
+
 def total(metric: str, matchers: str = WORKERS, by: Sequence[str] = ()) -> str:
     """Return a gauge summed by labels."""
     return f"sum{_by(by)} ({metric}{{{matchers}}})"

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from tvm_ffi.libinfo import load_lib_module
 
+from baton_ops.interface import INTERFACE
+
 GIL_KEPT_ELEMENTS = 1 << 16
 """Up to so many elements read, some 30 to 100 us of work, a call keeps the GIL."""
 
@@ -36,10 +38,12 @@ def library() -> Any:
     Reads BATON_OPS_THREADS (1..64) and BATON_OPS_ISA (auto, portable, avx2).
 
     Raises:
-        RuntimeError: the package holds no library for this platform.
+        RuntimeError: the package holds no library for this platform, or one that was built from
+            other sources than this Python code is of.
         ValueError: an environment variable has an unusable value.
     """
     module = load_lib_module("baton-ops", "baton_ops")
+    _require_interface(module)
     threads = os.environ.get("BATON_OPS_THREADS")
     if threads is not None:
         if not threads.isdecimal():
@@ -47,6 +51,20 @@ def library() -> Any:
         module.set_threads(int(threads))
     module.set_isa(os.environ.get("BATON_OPS_ISA", "auto"))
     return module
+
+
+def _require_interface(module: Any) -> None:
+    """Refuse a library whose functions are not those that are called here."""
+    try:
+        told = int(module.interface())
+    except AttributeError:
+        told = 0  # before libraries told it
+    if told != INTERFACE:
+        raise RuntimeError(
+            f"the native library of baton-ops has interface {told}, and the Python code that calls "
+            f"it is of interface {INTERFACE}: build baton-ops again (`make env`, `make "
+            "ops-cuda-fat`), or install one wheel whole"
+        )
 
 
 def op(name: str, rows: Tensor, values: Tensor) -> Any:

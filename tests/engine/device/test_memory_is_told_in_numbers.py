@@ -57,6 +57,7 @@ def budget(**fields: int) -> Budget:
         "block_bytes": 16 * 128 * KIB,
         "block_size": 16,
         "max_model_len": 131_072,
+        "chunk_field": "engine.decode_prompt_chunk_tokens",
     }
     return Budget(**(known | fields))
 
@@ -89,7 +90,7 @@ def test_what_does_not_fit_is_refused_with_the_tokens_that_would() -> None:
         .endswith(
             "9.0 GiB are left for KV, which is 73696 tokens of 128.0 KiB; one request of "
             "engine.max_model_len 131072 needs 16.0 GiB: lower it to 73696 at most, or "
-            "engine.max_running or engine.prefill_chunk_tokens, or raise the share or "
+            "engine.max_running or engine.decode_prompt_chunk_tokens, or raise the share or "
             "engine.tensor_parallel_size"
         )
     )

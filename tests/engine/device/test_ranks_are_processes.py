@@ -243,6 +243,35 @@ def test_a_step_that_another_rank_gave_up_in_says_nothing(overlap: bool) -> None
             first_rows(engine)
 
 
+def test_ranks_end_with_an_engine_whose_device_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its step in flight and then its copies give up: the first is raised, and both are told."""
+    engine = over(2, shared_dir="/shared", overlap=True)
+    members = engine.model.team.followers._members  # type: ignore[union-attr]
+    ((process, _),) = members._members
+    engine.submit(a_prompt(1))
+    engine.step()
+
+    def give_up(why: str) -> Any:
+        def call(*_: Any) -> None:
+            raise DeviceError(why)
+
+        return call
+
+    flight = engine._in_flight
+    assert flight is not None
+    flight.landed()  # what the other rank has begun is to have ended
+    monkeypatch.setattr(type(flight), "landed", give_up("an illegal address"))
+    for copier in engine.pool.sharing.parts.copiers:  # type: ignore[union-attr]
+        monkeypatch.setattr(copier, "synchronise", give_up("a copy of one"))
+    with pytest.raises(DeviceError, match="an illegal address"):
+        engine.close()
+    assert process.poll() == 0, "it was told, and not killed"
+    told = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert told == ["an illegal address", "a copy of one", "a copy of one"]
+
+
 def test_the_program_of_a_rank_over_gpus_is_there_and_ends_with_rank_0() -> None:
     """Before it was told what to load."""
     ranks = Members(group.COMMAND, 2, lambda error: None)

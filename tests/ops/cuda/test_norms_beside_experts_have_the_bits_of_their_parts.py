@@ -127,7 +127,8 @@ def test_a_token_with_a_number_that_is_none(torch: ModuleType) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("tokens", "hidden"), [(1, 2048), (8, 2560), (9, 51), (300, 4096), (2, 8200)]
+    ("tokens", "hidden"),
+    [(1, 2048), (8, 2560), (9, 51), (300, 4096), (1, 5120), (3, 7168), (130, 8192), (2, 8200)],
 )
 @pytest.mark.parametrize("has_beside", [True, False])
 def test_a_sum_and_a_norm(

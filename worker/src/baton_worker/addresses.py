@@ -81,21 +81,41 @@ def bindable(endpoint: str) -> str:
     return f"tcp://{bracketed(bindable_host(EVERY))}:{port}"
 
 
-def listen(host: str, port: int, backlog: int, *, shares_port: bool = False) -> socket.socket:
+def listen(host: str, port: int, backlog: int) -> socket.socket:
     """Return a listening socket; on `*` and `::` it takes both families.
-
-    `shares_port`: others may listen there too that say so.
 
     Raises:
         OSError: the address cannot be listened on.
     """
     host = bindable_host(host)
     if ":" not in host:
-        return socket.create_server((host, port), backlog=backlog, reuse_port=shares_port)
+        return socket.create_server((host, port), backlog=backlog)
     return socket.create_server(
-        (host, port),
-        family=socket.AF_INET6,
-        backlog=backlog,
-        reuse_port=shares_port,
-        dualstack_ipv6=host == _DUAL,
+        (host, port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=host == _DUAL
     )
+
+
+def join_port(host: str, port: int) -> socket.socket:
+    """Return a socket as `listen` does, on a port where others listen too that took it so. It does
+    not listen yet: the kernel gives connections to whoever does, and refuses them where nobody
+    does.
+
+    Raises:
+        OSError: the address cannot be listened on, or somebody has it alone.
+    """
+    host = bindable_host(host)
+    is_v6 = ":" in host
+    joined = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET)
+    try:
+        joined.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        joined.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if is_v6:
+            joined.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != _DUAL))
+        joined.bind((host, port))
+        # Needed for the bind alone, beside who keeps the port and what an earlier listener left:
+        # from here on whoever comes without SO_REUSEPORT is refused, though nobody listens yet.
+        joined.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    except OSError:
+        joined.close()
+        raise
+    return joined

@@ -169,6 +169,9 @@ def _process(options: argparse.Namespace) -> int:
         from baton_worker.gateway.process import run_gateway
 
         return run_gateway(config, on_ready=on_ready)
+    from baton_worker.ops_interface import require_ops
+
+    require_ops()  # the engine, which is imported next, names what only its own ops have
     from baton_worker.roles.process import run_worker
 
     return run_worker(config, Role[options.command.upper()], on_ready=on_ready)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_worker.config import ConfigError, ProcessConfig, SpeculativeConfig
+from baton_worker.config import ConfigError, EngineConfig, ProcessConfig, SpeculativeConfig
 from baton_worker.engine.kv.layout import MIN_KEYS
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import check_divides
@@ -17,6 +17,7 @@ MAX_DRAFTS = 5
 """Largest K: what tables, records and handoffs have room for."""
 
 KV_BYTES_PER_STEP = 8 << 20
+CHUNK_FIELD = "engine.prefill_chunk_tokens"
 """KV of handoffs that a step checks and copies at most: milliseconds of a core's work, several
 times as many where memory is touched for the first time."""
 
@@ -54,6 +55,7 @@ class EngineOptions:
         n_blocks: KV blocks that requests share.
         max_model_len: most tokens of a request, prompt and output together.
         prefill_tokens: prompt tokens fed per step, all requests together.
+        chunk_field: where a person said that, for what is told of it.
         n_draft: K at start.
         use_mtp: load the MTP layers that draft and keep their KV.
         n_draft_layers: how many these are: number i makes draft i, the last one those behind.
@@ -87,6 +89,7 @@ class EngineOptions:
     kv_bytes_per_step: int = KV_BYTES_PER_STEP
     stuck_seconds: float = 10.0
     first_step_seconds: float = 120.0
+    chunk_field: str = CHUNK_FIELD
 
     @property
     def n_mtp(self) -> int:
@@ -145,6 +148,7 @@ def resolve_options(config: ProcessConfig, shape: ModelShape) -> EngineOptions:
         max_waiting=engine.max_waiting,
         max_model_len=max_model_len,
         prefill_tokens=engine.prefill_chunk_tokens,
+        chunk_field=chunk_field(engine),
         n_draft=speculative.num_speculative_tokens,
         use_mtp=speculative.uses_mtp,
         max_top_k=min(config.logprobs.max_top_k, shape.vocab_size),
@@ -160,6 +164,14 @@ def resolve_options(config: ProcessConfig, shape: ModelShape) -> EngineOptions:
     )
 
 
+def chunk_field(engine: EngineConfig) -> str:
+    """Return the field that the worker's chunk was read from; a decode worker that computes prompts
+    has one of its own, and both say the same.
+    """
+    is_decodes = engine.decode_prompt_chunk_tokens == engine.prefill_chunk_tokens
+    return "engine.decode_prompt_chunk_tokens" if is_decodes else CHUNK_FIELD
+
+
 def _draft_layers(config: ProcessConfig, shape: ModelShape) -> int:
     """Return how many MTP layers draft, where they do; whatever K is, for K may change."""
     method, prefill_tokens = config.speculative.method, config.engine.prefill_chunk_tokens
@@ -173,7 +185,7 @@ def _draft_layers(config: ProcessConfig, shape: ModelShape) -> int:
     count = min(shape.n_mtp_layers, MAX_DRAFTS)
     if prefill_tokens < count:
         raise ConfigError(
-            f"engine.prefill_chunk_tokens is {prefill_tokens}, and {count} draft layers take the "
+            f"{chunk_field(config.engine)} is {prefill_tokens}, and {count} draft layers take the "
             f"tokens of as many positions at once: give {count} at least"
         )
     return count

@@ -32,9 +32,10 @@ ROLE = "gateway"
 def run_gateway(config: ProcessConfig, *, on_ready: Callable[[Ready], None] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code.
 
-    `on_ready` is called once, when the port takes connections; `/readyz` tells when workers have
-    come. On the way out live streams get an explicit error. A fault in the link's thread ends the
-    process: no worker could be heard any more; so does one in a task that it cannot do without.
+    `on_ready` is called once, when the port takes connections, which on a shared port may be when
+    workers have come (`server.serve`); `/readyz` tells when they have. On the way out live streams
+    get an explicit error. A fault in the link's thread ends the process: no worker could be heard
+    any more; so does one in a task that it cannot do without.
 
     Raises:
         ConfigError: the configuration cannot be served (model, keys, addresses).

@@ -57,7 +57,7 @@ from baton_worker.roles.linked import LinkedReadiness
 from baton_worker.roles.loop import WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
 from baton_worker.roles.parts import LoopParts
-from baton_worker.roles.prompt_chunks import features_of, naming_chunks, with_chunks_of
+from baton_worker.roles.prompt_chunks import features_of, with_chunks_of
 from baton_worker.roles.starting import SIGNALS, Starting
 from baton_worker.roles.traces import RequestTraces
 from baton_worker.roles.watchdog import Watchdog
@@ -97,7 +97,7 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     config = with_chunks_of(config, role)
     end_on_thread_fault()  # before the engine, whose threads begin with it
     starting = Starting(config, role)
-    with starting.ending_on_signal(), naming_chunks(config, role):
+    with starting.ending_on_signal():
         engine = _load_engine(config, starting.progress)
         worker = _assemble(config, role, engine, starting)
     for number in SIGNALS:

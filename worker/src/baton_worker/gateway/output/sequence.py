@@ -207,6 +207,8 @@ class SequenceOutput:
                 self._characters += len(text)
         else:
             text, used, reason, offsets = self._feed_each(textual, ends=ends)
+            if not self._want_offsets:
+                offsets = []
         self._count(part, used)
         if used < len(tokens):
             tokens = tokens[:used]

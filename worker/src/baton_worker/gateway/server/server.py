@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import uvicorn
 import uvloop
@@ -27,6 +28,8 @@ from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.server import server_config
 from baton_worker.supervision import begin
 
+log = logging.getLogger(__name__)
+
 STALLED_CLIENT_SECONDS = 30
 """How long a connection may hold data that its client does not take, before the kernel ends it."""
 
@@ -34,6 +37,10 @@ _YOUNG_OBJECTS = 50_000
 """Objects more than there were at which the collector looks at the young ones. A step of 256 rows
 is some 5,000, which go by themselves when they are sent: Python's own 700 would have each of them
 looked at several times.
+"""
+_JOIN_SECONDS = 5.0
+"""How long a gateway on a shared port waits for a pair before it listens all the same. Workers link
+again within a second; where none do nobody serves, and 503 tells a client more than a refusal.
 """
 _GRACE_SECONDS = 2
 _BACKLOG = 2048
@@ -53,11 +60,17 @@ def listen(
 ) -> socket.socket:
     """Return a listening socket; `field` is where its address comes from.
 
+    Args:
+        shares_port: others may listen there too; then it does not listen before `serve` has it.
+
     Raises:
         ConfigError: the address cannot be used.
     """
     try:
-        listener = addresses.listen(http.host, http.port, _BACKLOG, shares_port=shares_port)
+        if shares_port:
+            listener = addresses.join_port(http.host, http.port)
+        else:
+            listener = addresses.listen(http.host, http.port, _BACKLOG)
     except OSError as error:
         where = f"{addresses.bracketed(http.host)}:{http.port}"
         raise ConfigError(cannot_listen(field, where, error.errno)) from error
@@ -77,7 +90,8 @@ def serve(
 
     Returns "", or the part whose defect ended it. `service_factory` and `on_ready` run on the event
     loop. `health_listener` is that of `gateway.health`, which answers until the last response has
-    left.
+    left. A listener of a shared port listens once there is a usable pair, for until then others
+    there may serve who comes, or after five seconds without.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(service_factory, listener, on_ready, stop, health_listener))
@@ -125,16 +139,16 @@ async def _serve_api(
     on_ready: Callable[[], None],
     stopping: asyncio.Event,
 ) -> None:
+    ends = [asyncio.ensure_future(end.wait()) for end in (stopping, service.broken)]
     try:
+        if not _listens(listener) and not await _may_join(service, ends):
+            return
         running = begin("api_listener", server.serve(sockets=[listener]), is_essential=True)
-        ends = [asyncio.ensure_future(end.wait()) for end in (stopping, service.broken)]
         gc.collect()
         gc.freeze()  # what exists now lives for ever: later collections need not walk it
         gc.set_threshold(_YOUNG_OBJECTS)
         on_ready()
         await asyncio.wait({running, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
         # Clients that reuse connections take the next one elsewhere; uvicorn closes after each.
         config.encoded_headers.append((b"connection", b"close"))
         if not service.faults.fatal:
@@ -144,7 +158,25 @@ async def _serve_api(
         await asyncio.wait([running])
         await _drop_connections(server)
     finally:
+        for end in ends:
+            end.cancel()
         await service.close()
+
+
+def _listens(listener: socket.socket) -> bool:
+    return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+async def _may_join(service: GatewayService, ends: Sequence[asyncio.Task[bool]]) -> bool:
+    """Wait until there is a usable pair, or for long enough; False: it is to end instead."""
+    usable = asyncio.ensure_future(service.usable.wait())
+    await asyncio.wait({usable, *ends}, timeout=_JOIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    usable.cancel()
+    if any(end.done() for end in ends):
+        return False
+    if reasons := service.workers.unusable_reasons():
+        log.warning("listening on the shared port without workers", extra={"reasons": reasons})
+    return True
 
 
 async def _drop_connections(server: uvicorn.Server) -> None:

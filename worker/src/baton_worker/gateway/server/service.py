@@ -69,6 +69,7 @@ class GatewayService:
         dispatcher: starts and cancels requests.
         faults: what breaks on the loop.
         broken: set when that cannot be lived with: end the process.
+        usable: set when a pair could be given a request, for the first time.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class GatewayService:
         self._is_closed = False
         self._idle = asyncio.Event()
         self.broken = asyncio.Event()
+        self.usable = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._settle_seconds = config.gateway.settle_seconds
         self._drain_seconds = config.gateway.drain_seconds
@@ -185,6 +187,8 @@ class GatewayService:
         self._metrics.lag.observe(lag)
         self._worst_lag_seconds = max(self._worst_lag_seconds, lag)
         self.applier.apply(events)
+        if not self.usable.is_set() and not self.workers.unusable_reasons():
+            self.usable.set()
 
     async def _tick(self) -> None:
         """Report the worst lag of each interval, this timer's own included; close old gaps; end

@@ -25,6 +25,7 @@ class Budget:
         working: what a step as large as any takes; None: not known yet.
         block_bytes, block_size: of a block of KV, here; in tokens.
         max_model_len: tokens of the longest request, which must fit alone.
+        chunk_field: of the configuration, that which says how large a step is.
     """
 
     total: int
@@ -35,6 +36,7 @@ class Budget:
     block_bytes: int
     block_size: int
     max_model_len: int
+    chunk_field: str
 
     @property
     def kv(self) -> int:
@@ -73,7 +75,7 @@ class Budget:
         lower = f"lower it to {self.kv_tokens} at most, or" if self.kv_tokens > 1 else "lower it,"
         return (
             f"{self.told()}; one request of engine.max_model_len {self.max_model_len} needs "
-            f"{told(needed)}: {lower} engine.max_running or engine.prefill_chunk_tokens, or raise "
+            f"{told(needed)}: {lower} engine.max_running or {self.chunk_field}, or raise "
             "the share or engine.tensor_parallel_size"
         )
 

@@ -6,12 +6,11 @@ Owns how they are put together. Knows no framework, no checkpoint and no configu
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from baton_worker.engine.api import DeviceLoad, EngineLoad, RankDiedError
+from baton_worker.engine.api import DeviceLoad, EngineLoad
 from baton_worker.engine.backends.device.collective import Collective
 from baton_worker.engine.backends.device.following import EngineFollowers
 from baton_worker.engine.backends.device.orders import Followers
@@ -21,6 +20,7 @@ from baton_worker.engine.backends.device.runner import DeviceRunner
 from baton_worker.engine.backends.device.seam import Device, DType, Kernels, MemoryUse
 from baton_worker.engine.backends.device.steps import DeviceModel, Steps
 from baton_worker.engine.backends.device.weights import DeviceWeights
+from baton_worker.engine.closing import close_all
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.pool import BlockAllocator, KvStore
@@ -30,8 +30,6 @@ from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.scheduling.prefix_cache import prefix_cache
 from baton_worker.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-
-log = logging.getLogger(__name__)
 
 _ASKED_SECONDS = 1.0
 
@@ -112,18 +110,16 @@ class DeviceEngine(StepEngine):
         """See `Engine.close`; the other ranks give their part back.
 
         Copies out of other pools that nobody waited for have ended then: they write into memory
-        that is given back.
+        that is given back. All of it happens whatever fails, as `close_all` says.
         """
-        try:
-            super().close()
-            for copier in () if self.pool.sharing is None else self.pool.sharing.parts.copiers:
-                copier.synchronise()
-            if self._followers is not None:
-                self._followers.close()
-        except RankDiedError as error:
-            log.warning("closed without all ranks", extra={"why": str(error)})
+        closes = [super().close]
+        if self.pool.sharing is not None:
+            closes += [copier.synchronise for copier in self.pool.sharing.parts.copiers]
+        if self._followers is not None:
+            closes.append(self._followers.close)
         if self._on_close is not None:
-            self._on_close()
+            closes.append(self._on_close)
+        close_all(closes)
 
     def on_close(self, call: Callable[[], None]) -> None:
         """Call this at the end of `close`."""

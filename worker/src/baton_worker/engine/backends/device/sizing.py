@@ -213,7 +213,7 @@ def _measured(
     except DeviceError as error:
         raise DeviceError(
             f"{error}: no room for a step of engine.max_running {options.max_running} and "
-            f"engine.prefill_chunk_tokens {options.prefill_tokens}; lower them"
+            f"{options.chunk_field} {options.prefill_tokens}; lower them"
         ) from error
     grown = [max(use.peak - other.peak, 0) for use, other in zip(behind, before, strict=True)]
     uses = [use._replace(free=use.free - more) for use, more in zip(behind, grown, strict=True)]

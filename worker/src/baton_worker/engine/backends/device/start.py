@@ -167,6 +167,7 @@ def _expected(
         block_bytes=kv_form(model_shape, options, dtype, ranks).block_bytes,
         block_size=options.block_size,
         max_model_len=options.max_model_len,
+        chunk_field=options.chunk_field,
     )
 
 
@@ -196,6 +197,6 @@ def _engine(model: LoadedModel, options: EngineOptions, clock: Callable[[], floa
         block_bytes = kv_shape(model, options).block_bytes
         raise DeviceError(
             f"{error}: no room for {options.n_blocks} KV blocks of {block_bytes} bytes and a step "
-            f"of engine.max_running {options.max_running} and engine.prefill_chunk_tokens "
+            f"of engine.max_running {options.max_running} and {options.chunk_field} "
             f"{options.prefill_tokens}; lower engine.kv_blocks, or set it to 0 for what fits"
         ) from error

@@ -13,6 +13,7 @@ from baton_worker.engine.backends.paddle.decoder import Reduce
 from baton_worker.engine.backends.parallel.group import RankGroup
 from baton_worker.engine.backends.parallel.mirrored import MirroredModel, MirroredPool
 from baton_worker.engine.backends.parallel.shard import ShardSizes, build_shard
+from baton_worker.engine.closing import close_all
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.kv.pool import BlockAllocator, KvStore
 from baton_worker.engine.model.shape import ModelShape, fingerprint
@@ -48,10 +49,10 @@ class PaddleEngine(StepEngine):
         self._ranks = parallel.ranks if parallel is not None else None
 
     def close(self) -> None:
-        """End the other ranks, if there are any; no step may be under way."""
-        super().close()
-        if self._ranks is not None:
-            self._ranks.close()
+        """End the other ranks, if there are any, also where the step in flight failed; no step may
+        be under way.
+        """
+        close_all([super().close, *(() if self._ranks is None else (self._ranks.close,))])
 
 
 class TensorParallel(NamedTuple):
