@@ -44,6 +44,17 @@ class Reader(Protocol):
     """Whether it waits for its client."""
 
 
+class Body(Protocol):
+    """What pieces can be written to at once; see `http_edge.direct_body`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a piece can be written now."""
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece."""
+
+
 class _Nobody:
     is_held_up = False
 
@@ -61,11 +72,13 @@ class EventStream:
         headers: Sequence[tuple[bytes, bytes]],
         comment_seconds: float,
         reader: Reader | None = None,
+        body: Body | None = None,
     ) -> None:
         """Prepare; nothing is sent before `begin` or a comment. 0 seconds: no comments.
 
-        `reader` is told while a client holds up what it sends.
+        `reader` is told while a client holds up what it sends. `body`: that of the same answer.
         """
+        self._body = body
         self._reader = reader or _Nobody()
         self._send = send
         self._headers = [*_HEADERS, *headers]
@@ -105,6 +118,19 @@ class EventStream:
             await self._send(message)
         finally:
             self._reader.is_held_up = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `write` may be called: nothing is under way that a piece would have to wait for,
+        and the server offers it.
+        """
+        return self._body is not None and self._body.is_open and not self._commenting.locked()
+
+    def write(self, events: bytes) -> None:
+        """Send whole events at once, which are not the last."""
+        assert self._body is not None
+        self._is_quiet, self._is_between_events = False, True
+        self._body.write(events)
 
     async def _comment(self) -> None:
         while True:
