@@ -119,13 +119,17 @@ class GenerationAnswer:
         """Return the events of deltas for which no turn is due, or None: what nearly always comes,
         at the least expense.
         """
-        form = self._form
-        entries = self._entries + sum([form.entries(delta) for delta in deltas])
+        form, entries, payloads = self._form, self._entries, list[bytes]()
+        for delta in deltas:
+            entries += form.entries(delta)
         if entries >= SLICE_ENTRIES:
             return None
         self._entries = entries
-        payloads = [form.chunk(delta) for delta in deltas]
-        return event_stream.events([payload for payload in payloads if payload is not None])
+        for delta in deltas:
+            payload = form.chunk(delta)
+            if payload is not None:
+                payloads.append(payload)
+        return event_stream.events(payloads)
 
     async def _events(self, send: Send, deltas: Sequence[Delta]) -> None:
         """Send an event per delta; those of small deltas that come together go out together."""

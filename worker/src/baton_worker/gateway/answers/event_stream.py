@@ -8,7 +8,7 @@ between two events, never within one, however many pieces an event is sent in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -27,8 +27,10 @@ _HEADERS = [
 ]
 
 
-def events(payloads: Iterable[bytes]) -> bytes:
+def events(payloads: Sequence[bytes]) -> bytes:
     """Return JSON payloads, which hold no line breaks, as one run of events."""
+    if len(payloads) == 1:
+        return b"data: %b\n\n" % payloads[0]
     return b"".join([BEGIN + payload + END for payload in payloads])
 
 
