@@ -96,6 +96,17 @@ class GenerationRequest:
         return self.params.logprobs_k >= 0 or self.return_token_ids or self.step_details
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the answer tells text, logprobs and why it ends, and nothing else."""
+        return not (
+            self.return_token_ids
+            or self.step_details
+            or self.echo
+            or self.prompt_logprobs_k >= 0
+            or self.params.logprobs.draft_logprobs
+        )
+
+    @property
     def n_choices(self) -> int:
         """Sequences to generate."""
         return len(self.prompts) * self.n

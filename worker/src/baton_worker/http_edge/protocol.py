@@ -18,6 +18,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton_worker.http_edge import refusals
+from baton_worker.http_edge.direct_body import offer_direct_body
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.headers import CONTINUE, announced_bytes, expectations, is_encoded
 from baton_worker.http_edge.refusals import Refusal
@@ -190,7 +191,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app if knows_chunks(cycle) else until_closed(app, cycle))
+        if knows_chunks(cycle):
+            offer_direct_body(cycle)
+        else:
+            app = until_closed(app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """Give the rest of a body that nobody asked for, and that is thrown away, less time."""

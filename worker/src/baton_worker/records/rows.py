@@ -106,7 +106,7 @@ def _output_rows(columns: StepColumns) -> Iterator[Row]:
                 rank[lp:lp_end],
                 topk_token[k:k_end],
                 topk_logprob[k:k_end],
-                draft[d : d + n_drafts],
+                draft[d : d + n_drafts] if n_drafts else [],
                 proposed,
                 accepted,
                 reused,

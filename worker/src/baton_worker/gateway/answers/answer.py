@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -21,6 +22,7 @@ from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.output.sequence import Delta
 from baton_worker.gateway.output.slices import SLICE_ENTRIES
 from baton_worker.gateway.serving.live_requests import Generation
+from baton_worker.http_edge.direct_body import DirectBody, direct_body
 from baton_worker.supervision import begin
 
 _BYTES_PER_ENTRY = 64
@@ -57,7 +59,7 @@ class GenerationAnswer:
         watcher = begin("client_watch", self._watch(receive))
         try:
             if self._generation.request.stream:
-                await self._stream(send)
+                await self._stream(send, direct_body(scope))
             else:
                 await self._whole(send)
         finally:
@@ -71,9 +73,9 @@ class GenerationAnswer:
         finally:  # without it nobody would notice that the client leaves
             self._cancel(self._generation, "client_gone")
 
-    async def _stream(self, send: Send) -> None:
-        queue = self._generation.queue
-        async with EventStream(send, self._headers(), self._comment_seconds, queue) as stream:
+    async def _stream(self, send: Send, body: DirectBody | None) -> None:
+        queue, headers = self._generation.queue, self._headers()
+        async with EventStream(send, headers, self._comment_seconds, queue, body) as stream:
             try:
                 deltas = await queue.take()
             except ApiError as error:
@@ -83,10 +85,11 @@ class GenerationAnswer:
                     await self._refuse(send, error)
                 return
             await stream.begin()
-            await self._all_events(stream.send, deltas)
+            await self._all_events(stream, deltas)
 
-    async def _all_events(self, send: Send, deltas: Sequence[Delta]) -> None:
-        queue, form = self._generation.queue, self._form
+    async def _all_events(self, stream: EventStream, deltas: Sequence[Delta]) -> None:
+        queue, form, send = self._generation.queue, self._form, stream.send
+        at_once = partial(self._at_once, stream)
         for payload in form.opening():
             await send(_part(event_stream.events([payload])))
             if self._is_turn_due(len(payload) // _BYTES_PER_ENTRY):
@@ -97,24 +100,36 @@ class GenerationAnswer:
                     await self._events(send, deltas)
                 elif run:
                     await send(_part(run))
-                deltas = await queue.take()
+                deltas = await queue.take(at_once)
         except ApiError as error:
             await send(_part(event_stream.error_event(error), more=False))
             return
         tail = event_stream.events(form.closing(usage_of(self._generation)))
         await send(_part(tail + event_stream.DONE, more=False))
 
+    def _at_once(self, stream: EventStream, deltas: Sequence[Delta]) -> bool:
+        """Answer deltas that nobody has to wait for, neither a client nor the event loop."""
+        if not stream.is_open or (run := self._small_events(deltas)) is None:
+            return False
+        if run:
+            stream.write(run)
+        return True
+
     def _small_events(self, deltas: Sequence[Delta]) -> bytes | None:
         """Return the events of deltas for which no turn is due, or None: what nearly always comes,
         at the least expense.
         """
-        form = self._form
-        entries = self._entries + sum([form.entries(delta) for delta in deltas])
+        form, entries, payloads = self._form, self._entries, list[bytes]()
+        for delta in deltas:
+            entries += form.entries(delta)
         if entries >= SLICE_ENTRIES:
             return None
         self._entries = entries
-        payloads = [form.chunk(delta) for delta in deltas]
-        return event_stream.events([payload for payload in payloads if payload is not None])
+        for delta in deltas:
+            payload = form.chunk(delta)
+            if payload is not None:
+                payloads.append(payload)
+        return event_stream.events(payloads)
 
     async def _events(self, send: Send, deltas: Sequence[Delta]) -> None:
         """Send an event per delta; those of small deltas that come together go out together."""

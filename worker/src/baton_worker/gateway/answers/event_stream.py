@@ -8,7 +8,7 @@ between two events, never within one, however many pieces an event is sent in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -27,8 +27,10 @@ _HEADERS = [
 ]
 
 
-def events(payloads: Iterable[bytes]) -> bytes:
+def events(payloads: Sequence[bytes]) -> bytes:
     """Return JSON payloads, which hold no line breaks, as one run of events."""
+    if len(payloads) == 1:
+        return b"data: %b\n\n" % payloads[0]
     return b"".join([BEGIN + payload + END for payload in payloads])
 
 
@@ -42,6 +44,17 @@ class Reader(Protocol):
 
     is_held_up: bool
     """Whether it waits for its client."""
+
+
+class Body(Protocol):
+    """What pieces can be written to at once; see `http_edge.direct_body`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a piece can be written now."""
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece."""
 
 
 class _Nobody:
@@ -61,11 +74,13 @@ class EventStream:
         headers: Sequence[tuple[bytes, bytes]],
         comment_seconds: float,
         reader: Reader | None = None,
+        body: Body | None = None,
     ) -> None:
         """Prepare; nothing is sent before `begin` or a comment. 0 seconds: no comments.
 
-        `reader` is told while a client holds up what it sends.
+        `reader` is told while a client holds up what it sends. `body`: that of the same answer.
         """
+        self._body = body
         self._reader = reader or _Nobody()
         self._send = send
         self._headers = [*_HEADERS, *headers]
@@ -105,6 +120,19 @@ class EventStream:
             await self._send(message)
         finally:
             self._reader.is_held_up = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `write` may be called: nothing is under way that a piece would have to wait for,
+        and the server offers it.
+        """
+        return self._body is not None and self._body.is_open and not self._commenting.locked()
+
+    def write(self, events: bytes) -> None:
+        """Send whole events at once, which are not the last."""
+        assert self._body is not None
+        self._is_quiet, self._is_between_events = False, True
+        self._body.write(events)
 
     async def _comment(self) -> None:
         while True:

@@ -127,10 +127,13 @@ def completion_logprobs(
         top_logprobs = finite(delta.topk_logprobs)
         top = []
         for i, token in enumerate(names):
-            part = slice(i * k, (i + 1) * k)
-            alternatives = dict(zip(top_names[part], top_logprobs[part], strict=True))
+            these, values = top_names, top_logprobs
+            if len(names) > 1:
+                part = slice(i * k, (i + 1) * k)
+                these, values = these[part], values[part]
+            alternatives = dict(zip(these, values, strict=True))
             if len(alternatives) < k:  # two tokens of one text: the more likely one counts
-                alternatives = first_wins(top_names[part], top_logprobs[part])
+                alternatives = first_wins(these, values)
             alternatives.setdefault(token, logprobs[i])
             top.append(alternatives)
     offsets = delta.text_offsets
@@ -151,6 +154,6 @@ def finite(logprobs: list[float]) -> list[float]:
     """Return `logprobs` with FLOOR for what JSON or a reader could not digest (NaN included)."""
     if len(logprobs) == 1 and FLOOR < logprobs[0] < 1.0:
         return logprobs
-    if not logprobs or (min(logprobs) > FLOOR and math.isfinite(sum(logprobs))):
+    if not logprobs or (min(logprobs) > FLOOR and sum(logprobs) < math.inf):
         return logprobs
     return [value if FLOOR < value < 1.0 else FLOOR for value in logprobs]

@@ -63,6 +63,7 @@ class ChatFormat:
         self._no_usage = [b"null"] if request.include_usage else []
         self._around = Around(lambda choice: self._chunk([choice], self._no_usage))
         self._shows_tokens = request.shows_tokens
+        self._is_plain = request.is_plain
 
     def opening(self) -> Iterator[bytes]:
         """Yield the chunks before any token: each choice's role."""
@@ -80,11 +81,13 @@ class ChatFormat:
         request = self._request
         if not delta.tells(self._shows_tokens):
             return None
+        told = (
+            delta.choice_index, _Message(delta.text), self._logprobs(delta), delta.finish_reason
+        )  # fmt: skip
+        if self._is_plain:
+            return self._around.with_(encode(_ChunkChoice(*told)))
         choice = _ChunkChoice(
-            delta.choice_index,
-            _Message(delta.text),
-            self._logprobs(delta),
-            delta.finish_reason,
+            *told,
             delta.token_ids if request.return_token_ids else UNSET,
             delta.steps if request.step_details else UNSET,
             self._draft_logprobs(delta),

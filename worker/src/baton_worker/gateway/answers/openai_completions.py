@@ -64,6 +64,7 @@ class CompletionFormat:
         self._no_usage = [b"null"] if request.include_usage else []
         self._around = Around(lambda choice: self._answer([choice], self._no_usage))
         self._shows_tokens = request.shows_tokens
+        self._is_plain = request.is_plain
         self._unseen = set(range(request.n_choices))
         self._texts: dict[int, PromptText] = {}
 
@@ -82,6 +83,10 @@ class CompletionFormat:
         """Return a small delta's chunk, or None when it would tell the client nothing."""
         if not delta.tells(self._shows_tokens):
             return None
+        if self._is_plain:
+            made = self._logprobs(delta, None, with_prompt=False)
+            choice = _Choice(delta.choice_index, delta.text, made, delta.finish_reason)
+            return self._around.with_(encode(choice))
         is_first = delta.choice_index in self._unseen
         if is_first:
             self._unseen.discard(delta.choice_index)

@@ -7,12 +7,43 @@ one event loop; knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.output.sequence import Delta
 
 MAX_TAKEN = 64
 """Deltas that a reader gets at once: what it then encodes may not hold up the event loop."""
+
+
+AtOnce = Callable[[list[Delta]], bool]
+"""Answers some deltas without waiting for anybody; False where that cannot be, and then nothing of
+it is done.
+"""
+
+
+class Round:
+    """The queues that have news for readers who answer at once: one turn of the loop, behind the
+    one in which all of a step came in, is for all of them.
+
+    To wake a task takes as long as what it then does for a token, and there is one a stream.
+    """
+
+    __slots__ = ("_queues",)
+
+    def __init__(self) -> None:
+        self._queues: list[ClientQueue] = []
+
+    def add(self, queue: ClientQueue) -> None:
+        """Have a queue read in the next turn of the running loop."""
+        if not self._queues:
+            asyncio.get_running_loop().call_soon(self._go)
+        self._queues.append(queue)
+
+    def _go(self) -> None:
+        queues, self._queues = self._queues, []
+        for queue in queues:
+            queue.read_at_once()
 
 
 class ClientQueue:
@@ -22,17 +53,24 @@ class ClientQueue:
     """
 
     __slots__ = (
+        "_at_once",
         "_capacity_tokens",
         "_closed",
         "_deltas",
         "_error",
+        "_is_in_round",
+        "_round",
         "_tokens",
         "_waiter",
         "is_held_up",
     )
 
-    def __init__(self, capacity_tokens: int) -> None:
+    def __init__(self, capacity_tokens: int, shared_round: Round | None = None) -> None:
+        """`shared_round`: that of all queues of the loop."""
         self._capacity_tokens = capacity_tokens
+        self._round = shared_round or Round()
+        self._is_in_round = False
+        self._at_once: AtOnce | None = None
         self._deltas: list[Delta] = []
         self._tokens = 0
         self._error: ApiError | None = None
@@ -50,7 +88,11 @@ class ClientQueue:
         self._tokens += len(delta.token_ids)
         if self.is_held_up:
             return self._tokens <= self._capacity_tokens
-        self._wake()
+        if self._at_once is None:
+            self._wake()
+        elif not self._is_in_round:
+            self._is_in_round = True
+            self._round.add(self)
         return True
 
     def close(self) -> None:
@@ -66,8 +108,11 @@ class ClientQueue:
                 self._deltas.clear()
             self._wake()
 
-    async def take(self) -> list[Delta]:
+    async def take(self, at_once: AtOnce | None = None) -> list[Delta]:
         """Return deltas that wait, 1 to MAX_TAKEN; empty when the end is reached.
+
+        `at_once` is offered those that come while this waits, and what it answers is not returned;
+        what it raises is raised here.
 
         Raises:
             ApiError: the request failed, and everything before that has been taken.
@@ -77,17 +122,31 @@ class ClientQueue:
                 raise self._error
             if self._closed:
                 return []
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter, self._at_once = asyncio.get_running_loop().create_future(), at_once
             try:
                 await self._waiter
             finally:
-                self._waiter = None
+                self._waiter = self._at_once = None
         if len(self._deltas) <= MAX_TAKEN:
             taken, self._deltas, self._tokens = self._deltas, [], 0
             return taken
         taken, self._deltas = self._deltas[:MAX_TAKEN], self._deltas[MAX_TAKEN:]
         self._tokens -= sum([len(delta.token_ids) for delta in taken])
         return taken
+
+    def read_at_once(self) -> None:
+        """Offer what waits to a reader who answers at once; wake him if he cannot."""
+        self._is_in_round = False
+        waiter, at_once, deltas = self._waiter, self._at_once, self._deltas
+        if waiter is None or at_once is None or waiter.done() or not deltas:
+            return
+        try:
+            if len(deltas) <= MAX_TAKEN and at_once(deltas):
+                self._deltas, self._tokens = [], 0
+                return
+        except Exception as error:  # noqa: BLE001 - raised where the reader waits
+            waiter.set_exception(error)
+        self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -277,9 +277,11 @@ class SequenceOutput:
         """A row's first `n_accepted` tokens are drafts; one that was cut off was not given out."""
         row, skip = part
         self.n_tokens += used
-        if row.n_proposed:
-            self.accepted += min(row.n_accepted, skip + used) - min(row.n_accepted, skip)
-            self.rejected += row.n_proposed - row.n_accepted
+        if n_proposed := row.n_proposed:
+            n_accepted = row.n_accepted
+            self.rejected += n_proposed - n_accepted
+            if n_accepted:
+                self.accepted += min(n_accepted, skip + used) - min(n_accepted, skip)
 
 
 class PromptAlone(SequenceOutput):

@@ -36,7 +36,7 @@ from baton_worker.link.api import (
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.records.rows import Row, rows
 from baton_worker.records.scored import ScoredRow
-from baton_worker.supervision import going_on
+from baton_worker.supervision import going_on, report
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class Applier:
                 with going_on("orphan"):
                     self._stop_orphan(row, worker_id)
                 continue
-            with going_on("row", partial(self._not_applied, live, worker_id)):
+            try:  # `going_on` says the same, and takes as long as a tenth of what is within
                 is_good = self._row(live, row, worker_id, now)
                 is_new = row.attempt == live.key.attempt
                 if live.computing and live.merge.next_position > live.began_at:
@@ -207,6 +207,9 @@ class Applier:
                     self._decode_may_speak(live, row, worker_id)
                 if is_good and is_new:
                     self._went_well(live, worker_id)
+            except Exception as error:  # noqa: BLE001 - reported
+                report("row", error)
+                self._not_applied(live, worker_id)
 
     def _not_applied(self, live: LiveRequest, worker_id: str) -> None:
         with going_on("row", partial(self._break_off, live)):
@@ -239,6 +242,8 @@ class Applier:
             live.n_reused = row.n_reused
         merged = live.merge.offer(row, now.listened)
         parts, finish, fault, duplicates, held, is_stale, prompt = merged
+        if parts and not (finish or fault or held or duplicates or prompt):  # nearly every row
+            return self._deliver(live, merged, worker_id, now.time)
         if held:
             self._requests.note_held(live, held)
         if is_stale:

@@ -24,7 +24,7 @@ from baton_worker.gateway.errors import (
     suspect_again,
     unavailable,
 )
-from baton_worker.gateway.output.client_queue import ClientQueue
+from baton_worker.gateway.output.client_queue import ClientQueue, Round
 from baton_worker.gateway.output.merge import RowMerge
 from baton_worker.gateway.output.sequence import PromptAlone, SequenceOutput
 from baton_worker.gateway.output.slices import SLICE_ENTRIES
@@ -103,6 +103,7 @@ class Dispatcher:
         self._limits = limits
         self._identity = identity
         self._closing = False
+        self._round = Round()
         self._freed_at = -math.inf
         self._n_arriving = 0
         self._turns = itertools.count(1)
@@ -180,7 +181,7 @@ class Dispatcher:
             raise _too_many(request, bound)
         generation = Generation(
             request,
-            ClientQueue(self._limits.client_queue_tokens),
+            ClientQueue(self._limits.client_queue_tokens, self._round),
             arrived,
             request_id=request_id,
             client=client,

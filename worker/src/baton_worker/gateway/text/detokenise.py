@@ -7,7 +7,7 @@ one turn into U+FFFD exactly where decoding everything at once would put it.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 
 class Detokeniser:
@@ -20,10 +20,13 @@ class Detokeniser:
         self._bytes = text_bytes
         self._unfinished = b""
 
-    def feed(self, token_ids: Iterable[int]) -> str:
+    def feed(self, token_ids: Sequence[int]) -> str:
         """Return the characters that these tokens complete."""
         text_bytes = self._bytes
-        data = b"".join([text_bytes[i] for i in token_ids])
+        if len(token_ids) == 1:
+            data = text_bytes[token_ids[0]]
+        else:
+            data = b"".join([text_bytes[i] for i in token_ids])
         if self._unfinished:
             data = self._unfinished + data
         text, used = codecs.utf_8_decode(data, "replace")
