@@ -34,19 +34,19 @@ settings.load_profile("baton")
 # What tests share tells as much as a test does when it is not so.
 pytest.register_assert_rewrite("baton_testing")
 
-MATRICES = ("engine/device", "engine/serving", "ops/cuda_on_host")
-"""Folders of which a case is an engine that serves, or a kernel of hundreds of fibers."""
-MOST_FAST_CASES = 2
-"""Of a test there that does not say otherwise."""
+MATRICES = {"engine/device": 2, "engine/serving": 1, "ops/cuda_on_host": 2}
+"""Folders of which a case is an engine that serves, or a kernel of hundreds of fibers, and how many
+cases a test there has that does not say otherwise.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave to the slow tests most combinations of values."""
     from baton_testing import combinations
 
-    folders = tuple(f"tests/{folder}/" for folder in MATRICES)
-    here = [item for item in items if item.nodeid.startswith(folders)]
-    combinations.leave_to_slow(here, MOST_FAST_CASES)
+    for folder, most in MATRICES.items():
+        here = [item for item in items if item.nodeid.startswith(f"tests/{folder}/")]
+        combinations.leave_to_slow(here, most)
 
 
 def pytest_collection_finish() -> None:

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from baton_testing.large_bodies import large_bodies
+from baton_testing import large_bodies
 from baton_worker.config import GatewayConfig
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.intake import body as body_module
@@ -85,8 +85,16 @@ class Untold:
     encode_long = encode
 
 
-@pytest.mark.parametrize(("name", "raw"), [pytest.param(*b, id=b[0]) for b in large_bodies()])
-async def test_of_each_body_little_is_done_between_two_turns(monkeypatch, tokenizer, name, raw):
+@pytest.fixture(scope="module")
+def bodies():
+    made = dict(large_bodies.large_bodies())
+    assert tuple(made) == large_bodies.NAMES
+    return made
+
+
+@pytest.mark.parametrize("name", large_bodies.NAMES)
+async def test_of_each_body_little_is_done_between_two_turns(monkeypatch, tokenizer, bodies, name):
+    raw = bodies[name]
     assert len(raw) <= BODY_BYTES
     limits = ModelLimits(LONGEST_CONTEXT, 512, 20)
     intake, work = Intake("tiny", Untold(tokenizer), lambda: limits, 20), Work(monkeypatch)

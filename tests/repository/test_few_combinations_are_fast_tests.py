@@ -11,7 +11,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_testing.combinations import covering, spread
+from baton_testing.combinations import covering, in_turn, spread
 
 SUPPORT = Path(__file__).parents[1] / "support"
 COUNTS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
@@ -50,10 +50,26 @@ def test_what_is_spread_is_in_order_and_no_more_than_asked_for(
     assert found[0] == places[0]
 
 
+@given(st.lists(st.integers(0, 99), unique=True, min_size=1), st.text())
+def test_a_test_that_says_nothing_has_one_case_and_always_the_same(
+    places: list[int], name: str
+) -> None:
+    places.sort()
+    assert in_turn(places, name) in spread(places, 2)
+    assert in_turn(places, name) == in_turn(places, name)
+
+
+def test_each_of_two_backends_has_about_half_of_the_tests() -> None:
+    """In a thousand draws more than a hundred from the half are as likely as one in 10 million."""
+    first = sum(in_turn([0, 1], f"test_{number}") == 0 for number in range(1000))
+    assert 400 <= first <= 600
+
+
 TESTS = """
 import pytest
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("a", [1, 2, pytest.param(9, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("b", "xyz")
 def test_matrix(a, b):
@@ -66,6 +82,16 @@ def test_seeds(seed):
     pass
 
 
+@pytest.mark.parametrize("which", "vw")
+def test_of_one(which):
+    pass
+
+
+@pytest.mark.parametrize("which", "vw")
+def test_of_two(which):
+    pass
+
+
 def test_plain():
     pass
 """
@@ -74,7 +100,7 @@ from baton_testing import combinations
 
 
 def pytest_collection_modifyitems(items):
-    combinations.leave_to_slow(items, 3)
+    combinations.leave_to_slow(items, 1)
 """
 INI = f"""
 [pytest]
@@ -99,6 +125,7 @@ def test_the_others_are_slow_tests(tmp_path: Path) -> None:
         return {line.partition("test_it.py::test_")[2] for line in done.stdout.splitlines()} - {""}
 
     fast, slow = collected("not slow"), collected("slow")
-    assert fast == {"matrix[x-1]", "matrix[y-2]", "matrix[z-1]"} | {"seeds[0]", "seeds[2]", "plain"}
+    several = {"matrix[x-1]", "matrix[y-2]", "matrix[z-1]", "seeds[0]", "seeds[2]"}
+    assert fast == several | {"of_one[v]", "of_two[w]", "plain"}
     assert not fast & slow
-    assert len(fast | slow) == 9 + 5 + 1
+    assert len(fast | slow) == 9 + 5 + 2 + 2 + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -85,16 +86,46 @@ def test_a_name_tells_of_words_names_and_bytes(tmp_path: Path) -> None:
     assert len({*names}) == len(names)
 
 
-def test_kernels_that_did_not_change_are_not_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rewritten for each folder and process anew, they are the same words."""
+@pytest.fixture
+def name_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[host_cuda.Unit], str]:
+    """The name by which a unit is kept, laid out anew in a folder of its own."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    taken = []
+    taken: list[str] = []
     monkeypatch.setattr(kept_builds, "take", lambda kind, name, to, make: taken.append(name))
-    for folder, unit in (("a", host_heads.UNIT), ("b", host_heads.UNIT), ("c", host_cuda.SAMPLER)):
-        (tmp_path / folder).mkdir()
-        host_cuda.build(compiler, tmp_path / folder, unit)
-    assert taken[0] == taken[1] != taken[2]
+
+    def build(unit: host_cuda.Unit) -> str:
+        folder = tmp_path / str(len(taken))
+        folder.mkdir()
+        host_cuda.build(compiler, folder, unit)
+        return taken[-1]
+
+    return build
+
+
+def test_kernels_that_did_not_change_are_not_compiled_again(
+    name_of: Callable[[host_cuda.Unit], str],
+) -> None:
+    """Rewritten for each folder and process anew, they are the same words."""
+    first = name_of(host_heads.UNIT)
+    assert name_of(host_heads.UNIT) == first
+    assert name_of(host_cuda.SAMPLER) != first
+
+
+def test_another_checkout_takes_the_same_kernels_and_its_own_when_they_change(
+    name_of: Callable[[host_cuda.Unit], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = name_of(host_heads.UNIT)
+    for name in ("HERE", "OPS"):
+        copied = tmp_path / "checkout" / name
+        shutil.copytree(getattr(host_cuda, name), copied, ignore=shutil.ignore_patterns("build"))
+        monkeypatch.setattr(host_cuda, name, copied)
+    assert name_of(host_heads.UNIT) == first
+    with (host_cuda.HERE / "shims" / "fibers.h").open("a") as shim:
+        shim.write("// A word more.\n")
+    changed = name_of(host_heads.UNIT)
+    assert changed != first
+    with (host_cuda.OPS / "csrc" / "cuda" / "decoder_rows.cu").open("a") as source:
+        source.write("// A word more.\n")
+    assert name_of(host_heads.UNIT) not in (first, changed)

@@ -60,15 +60,25 @@ def test_scales_of_blocks_give_the_bits_of_the_same_scales_of_rows(
     np.testing.assert_array_equal(out, wanted)
 
 
-@pytest.mark.parametrize("rows", [70, 200], ids="{} rows".format)
+@pytest.mark.parametrize(
+    ("rows", "outputs", "starts"),
+    [
+        pytest.param(70, OUTPUTS, None, id="70 rows"),
+        pytest.param(110, OUTPUTS, [0, 60, 110], id="55 rows of each expert"),
+        # Without experts the kernel for most rows is taken where outputs fill a GPU with blocks.
+        pytest.param(200, 16_384, None, id="200 rows", marks=pytest.mark.slow),
+    ],
+)
 def test_kernels_for_any_gpu_have_them_of_many_rows_too(
-    both: tuple[HostScaled, HostTurned], rows: int
+    both: tuple[HostScaled, HostTurned], rows: int, outputs: int, starts: list[int] | None
 ) -> None:
-    blocks, each = blocks_of([rows], 16_384, 144)
+    begins = None if starts is None else np.array(starts, np.int32)
+    count = 1 if starts is None else len(starts) - 1
+    blocks, each = blocks_of([rows], outputs * count, 144)
     x = rows_of(np.random.default_rng(rows), rows, 144, 128)
-    out, wanted = (wide(rows, 16_384, np.uint16) for _ in range(2))
-    both[0].matmul(x, each, 128, wanted[:, :16_384])
-    both[0].matmul(x, blocks, 128, out[:, :16_384])
+    out, wanted = (wide(rows, outputs, np.uint16) for _ in range(2))
+    both[0].matmul(x, each, 128, wanted[:, :outputs], starts=begins)
+    both[0].matmul(x, blocks, 128, out[:, :outputs], starts=begins)
     np.testing.assert_array_equal(out, wanted)
 
 

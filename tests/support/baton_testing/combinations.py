@@ -7,6 +7,7 @@ takes is not asked, so that each machine runs the same tests.
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -36,21 +37,33 @@ def spread(places: Sequence[int], most: int) -> list[int]:
     return [places[nth * len(places) // n_taken] for nth in range(n_taken)]
 
 
+def in_turn(places: Sequence[int], name: str) -> int:
+    """Return the first of these or the one in their middle, by a test's name: where the first
+    value is one backend and the second another, half of the tests take each.
+    """
+    candidates = spread(places, 2)
+    return candidates[zlib.crc32(name.encode()) % len(candidates)]
+
+
 def leave_to_slow(items: Iterable[pytest.Item], most: int) -> None:
     """Mark as slow all cases of a test but so many, or as many as its mark `fast_cases` says.
 
-    Those that stay are of the fewest that have each value of each parameter.
+    Those that stay are of the fewest that have each value of each parameter. Where one stays, it
+    is one or another by the test's name.
     """
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         is_fast = item.get_closest_marker("slow") is None and item.get_closest_marker("gpu") is None
         if is_fast and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             tests[item.nodeid.partition("[")[0]].append(item)
-    for cases in tests.values():
+    for test, cases in tests.items():
         # Values have no other name that is one's own among those of its parameters.
         taken = sorted(covering([case.callspec._idlist for case in cases]))
         mark = cases[0].get_closest_marker("fast_cases")
-        fast = spread(taken, mark.args[0] if mark else most)
+        if mark is None and most == 1:
+            fast = [in_turn(taken, test.rpartition("::")[2])]
+        else:
+            fast = spread(taken, mark.args[0] if mark else most)
         for place, case in enumerate(cases):
             if place not in fast:
                 case.add_marker(pytest.mark.slow)

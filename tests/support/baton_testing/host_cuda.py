@@ -30,6 +30,11 @@ HERE = ROOT / "tests" / "ops" / "cuda_on_host"
 OPS_TESTS = ROOT / "tests" / "ops" / "cuda"
 SOURCES = ("sampling.cu", "step.cu")
 SUFFIXES = (".cc", ".cu", ".cuh", ".h")
+OPTIONS = (
+    *("-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"),
+    "-U_FORTIFY_SOURCE",  # a fortified longjmp takes a jump between stacks for an attack
+    "-fno-gnu-unique",  # else the settings of two libraries in one process are one variable
+)
 FIRST_FIRST = 2**64 - 1
 """The seed by which of the threads that may run the first always does: these run ahead."""
 
@@ -178,7 +183,8 @@ def build(compiler: str, to: Path, unit: Unit = SAMPLER) -> Path:
         sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES)
         for folder in (to, HERE)
     )
-    words = [version, *_flags(unit), unit.entry]
+    # No folder: a checkout in another one has the same kernels.
+    words = [version, *OPTIONS, unit.language, unit.entry]
     name = kept_builds.digest(words, [*laid_out, *ours])
     kept_builds.take(unit.entry, name, library, lambda: _compile(command, sources, library))
     return library
@@ -186,11 +192,8 @@ def build(compiler: str, to: Path, unit: Unit = SAMPLER) -> Path:
 
 def _flags(unit: Unit) -> list[str]:
     shims = HERE / "shims"
-    # No fortified longjmp: it takes a jump between stacks for an attack.
-    flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"]
-    # Else the settings of two libraries in one process are one variable, whoever loads them.
-    flags += ["-fno-gnu-unique", "-U_FORTIFY_SOURCE", "-I", str(shims), "-I", str(HERE)]
-    return [*flags, "-include", str(shims / unit.language)]
+    folders = ["-I", str(shims), "-I", str(HERE)]
+    return [*OPTIONS, *folders, "-include", str(shims / unit.language)]
 
 
 def _compile(command: list[str], sources: list[Path], library: Path) -> None:

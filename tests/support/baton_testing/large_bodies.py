@@ -8,6 +8,38 @@ from collections.abc import Iterator
 
 MEBIBYTE = 1 << 20
 _MODEL = b'{"model":"tiny"'
+NAMES = (
+    "ids of 1 digit",
+    "ids of 3 digits",
+    "ids with spaces",
+    "ids behind spaces",
+    "ids, the last no id",
+    "ids outside the vocabulary",
+    "one number without end",
+    "2,000 lists of ids",
+    "two long lists of ids",
+    "empty lists",
+    "ids for many choices",
+    "text",
+    "text of escapes",
+    "text of surrogate pairs",
+    "texts of one letter",
+    "2,000 texts",
+    "8,000 messages",
+    "8,000 messages of text",
+    "15,000 parts",
+    "messages with lists beside",
+    "a message of many fields",
+    "lists in unknown fields",
+    "many fields",
+    "deep lists",
+    "logit_bias",
+    "stop",
+    "bad_words",
+    "stop_token_ids",
+    "spaces",
+)
+"""Of all of them: they are 100 MB, which nobody needs for a list of tests."""
 
 
 def _repeat(head: bytes, piece: bytes, tail: bytes, n_bytes: int, most: int = 1 << 30) -> bytes:
