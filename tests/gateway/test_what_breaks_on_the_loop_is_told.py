@@ -155,6 +155,7 @@ def test_every_task_of_ours_is_begun_by_the_one_hand():
     awaited = {
         ("gateway/serving/admission_queue.py", "starting"),
         ("gateway/server/server.py", "end.wait()"),
+        ("gateway/server/server.py", "service.usable.wait()"),
     }
     found = set()
     root = Path(baton_worker.__file__).parent
