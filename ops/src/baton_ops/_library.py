@@ -38,8 +38,8 @@ def library() -> Any:
     Reads BATON_OPS_THREADS (1..64) and BATON_OPS_ISA (auto, portable, avx2).
 
     Raises:
-        RuntimeError: the package holds no library for this platform, or one that was built from
-            other sources than this Python code is of.
+        RuntimeError: the package holds no library for this platform, or one whose interface
+            has another number than this Python code's.
         ValueError: an environment variable has an unusable value.
     """
     module = load_lib_module("baton-ops", "baton_ops")

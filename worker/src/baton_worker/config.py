@@ -296,8 +296,8 @@ class GatewayConfig(Section, frozen=True):
     request leaves out: `auto`, the model's generation_config.json; `none`, the API's own defaults.
     `health`: an address for `/healthz`, `/readyz` and `/metrics` alone; without it they are beside
     the API, for every client to read. `shares_port`: gateways of one user of this host that all
-    say so listen on a port together, each once it has a pair, or 5 s without; the port is named,
-    `health` too; only `local` keeps another deployment's off it. `sse_comment_seconds`: a stream
+    say so listen on a port together, each once it has a pair, or 5 s without; it must be named, and
+    `health` too; only `local` keeps other deployments off it. `sse_comment_seconds`: a stream
     without news for so long sends a comment. `request_timeout_seconds`: in all (504).
     `client_queue_tokens`: tokens that may wait for a client that does not read; then it is cut off.
     """
