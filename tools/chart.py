@@ -143,6 +143,10 @@ def schema(text: str) -> str:
     return json.dumps(head | body, indent=2) + "\n"
 
 
+NULLABLE = frozenset({"image.pullPolicy", "podMonitor.interval", "serviceMonitor.interval"})
+"""Where null asks for Kubernetes' or Prometheus' own default."""
+
+
 def _schema_of(default: Any, key: str, comments: dict[str, str]) -> dict[str, Any]:
     about = {"description": comments[key]} if key in comments else {}
     if isinstance(default, dict):
@@ -159,6 +163,8 @@ def _schema_of(default: Any, key: str, comments: dict[str, str]) -> dict[str, An
 
 def _is_needed(default: Any, key: str, comments: dict[str, str]) -> bool:
     """Whether a default says something: that of a section, or one that is not empty."""
+    if key in NULLABLE:
+        return False
     return key not in comments if isinstance(default, dict) else default not in ("", [])
 
 

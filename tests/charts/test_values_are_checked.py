@@ -55,6 +55,17 @@ def test_a_null_that_takes_a_default_away_is_refused_by_name(refusal, values, na
     assert f"missing property '{named}'" in refusal(values)
 
 
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ("image: {pullPolicy: null}", "imagePullPolicy"),
+        ("podMonitor: {enabled: true, interval: null}", "interval"),
+    ],
+)
+def test_a_null_leaves_kubernetes_or_prometheus_their_own_default(render, values, field):
+    assert f'"{field}": "' not in json.dumps(render(values))
+
+
 @pytest.mark.parametrize("name", ["nodeSelector", "extraEnv", "tolerations", "resources"])
 def test_a_null_of_what_is_empty_by_default_says_nothing(render, name):
     assert render(f"{name}: null") == render()

@@ -45,6 +45,7 @@ class Joining:
         self.inner = server.listen(HttpConfig(LOOPBACK, 0))
         self.ready, self._stop = threading.Event(), threading.Event()
         self.broken: str | None = None
+        self.listened_when_ready = False
         config = ProcessConfig(
             model=ModelConfig(str(model_folder), "tiny"),
             gateway=GatewayConfig(http=http, shares_port=True, health=HealthConfig(LOOPBACK)),
@@ -54,8 +55,12 @@ class Joining:
         def build() -> GatewayService:
             return GatewayService(config, self.link, tokenizer, GatewayIdentity(7), factory)
 
+        def on_ready() -> None:
+            self.listened_when_ready = self.is_listening
+            self.ready.set()
+
         def work() -> None:
-            self.broken = server.serve(build, self.listener, self.ready.set, self._stop, self.inner)
+            self.broken = server.serve(build, self.listener, on_ready, self._stop, self.inner)
 
         self._thread = threading.Thread(target=work)
         self._thread.start()
@@ -115,6 +120,7 @@ def test_it_listens_once_a_pair_is_usable_and_not_before(
         assert not gateway.ready.is_set()
         gateway.link.up("decode-0", Role.DECODE)
         assert gateway.ready.wait(PATIENCE_SECONDS)
+        assert gateway.listened_when_ready
         assert complete(shared_port).status_code == 200
 
 

@@ -109,6 +109,13 @@ def test_what_is_no_json_does_not_become_some(text):
         json.loads(bounded(text))
 
 
+def test_a_text_that_is_cut_is_read_once():
+    """By trying again at each of its quotes, these 400 KB took longer than a lease lasts."""
+    whole = json.dumps({"a": json.dumps([{"b": [["c"]]}] * 20_000)}).encode()
+    cut = whole[: len(whole) // 2]
+    assert bounded(cut) == cut
+
+
 @pytest.mark.parametrize("levels", [DEEPEST_SPEC, 900])
 def test_a_spec_that_is_nested_too_deep_is_invalid(levels):
     with pytest.raises(InvalidSpec, match=f"deeper than {DEEPEST_SPEC} levels"):
@@ -202,6 +209,7 @@ async def test_a_session_by_the_same_credentials_is_the_same_login():
     """kopf asks for credentials again when some were refused, and tries only others."""
     logins = [bounded_login(kopf.ConnectionInfo(server="http://x", token=token)) for token in "aab"]
     assert logins[0] == logins[1] != logins[2]
+    assert not any("aiohttp_session" in vars(each) for each in logins), "none was asked with"
     assert all(isinstance(each.aiohttp_session, aiohttp.ClientSession) for each in logins)
     for login in logins:
         await login.aiohttp_session.close()

@@ -103,6 +103,32 @@ def test_an_empty_field_is_none_elsewhere(key):
     assert revision_name(empty) == revision_name(spec_of())
 
 
+@pytest.mark.parametrize("key", ["command", "args", "livenessProbe"])
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+def test_an_empty_field_of_a_container_of_the_users_is_none(key, where):
+    """It has no default of ours, so its pods are the same and must not be made anew."""
+    worker, side = {"name": "worker"}, {"name": "side", "image": "side:1"}
+
+    def named(beside):
+        ours = {"containers": [worker]}
+        ours[where] = [*ours.get(where, []), beside]
+        return revision_name(spec_with({"spec": ours}))
+
+    assert named({**side, key: [] if key != "livenessProbe" else {}}) == named(side)
+
+
+def test_a_hook_that_earlier_operators_dropped_makes_a_revision():
+    hook = {"postStart": {"exec": {"command": ["true"]}}}
+    assert revision_name(spec_of(lifecycle=hook)) != revision_name(spec_of())
+    assert revision_name(spec_of(lifecycle={})) == revision_name(spec_of())
+
+
+def test_a_selector_without_a_value_selects():
+    """In a map of texts the server reads null as the empty text."""
+    spec = spec_with({"spec": {"nodeSelector": {"gpu": None}}})
+    assert rendered(spec)["spec"]["nodeSelector"] == {"gpu": ""}
+
+
 @pytest.mark.parametrize("key", NULLS)
 def test_a_null_is_no_wish(key):
     is_of_context = key in ("capabilities", "seccompProfile")

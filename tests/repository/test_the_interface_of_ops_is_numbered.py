@@ -11,7 +11,7 @@ from pathlib import Path
 from baton_ops.interface import INTERFACE
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
-KNOWN = (1, "a8ee5b96e8462406")
+KNOWN = (1, "cd61de58d325a554")
 """The number, and the digest of what it stands for."""
 
 _EXPORT = re.compile(r"^(?:BATON_EXPORT\w*|TVM_FFI_DLL_EXPORT_TYPED_FUNC)\([^)]*\)", re.MULTILINE)
@@ -29,10 +29,14 @@ def python_contracts() -> Iterator[str]:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 yield f"{node.name}: {ast.get_docstring(node)}"
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                yield ast.unparse(node.args)
+                yield f"{ast.unparse(node.args)} -> {ast.unparse(node.returns or ast.Constant(None))}"
             if isinstance(node, ast.ClassDef):
-                fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
-                yield from map(ast.unparse, fields)
+                fields = (ast.Assign, ast.AnnAssign)
+                yield from (ast.unparse(part) for part in node.body if isinstance(part, fields))
+                methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+                yield from (f"{part.name}: {ast.unparse(part.args)}" for part in methods)
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                yield ast.unparse(node)
 
 
 def native_contracts() -> Iterator[str]:

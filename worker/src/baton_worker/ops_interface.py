@@ -41,7 +41,7 @@ def _interface() -> int:
     """Return the installed ops' interface; 0 of those from before it was numbered."""
     try:
         from baton_ops.interface import INTERFACE
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if error.name == "baton_ops.interface":
             return 0
         raise ConfigError(f"baton-ops cannot be imported: {error}") from error

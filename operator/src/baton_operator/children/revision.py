@@ -21,6 +21,7 @@ from baton_operator.children.resources.config import worker_config
 from baton_operator.children.resources.meta import Manifest, Owner, manifest
 from baton_operator.children.resources.pods import (
     DEFAULTED,
+    DEFAULTED_OF_WORKERS,
     pair_pod_template,
     worker_template,
 )
@@ -228,12 +229,20 @@ def read_record(body: Manifest) -> RevisionRecord:
 
 def _role_identity(role: RoleSpec) -> dict[str, Any]:
     template = _without_labels(role.template)
-    return {
+    identity = {
         "image": role.image,
         "parallelism": role.parallelism,
         "drain": role.drain,
         "template": _normal(template),
     }
+    return identity | ({"hooks": "kept"} if _has_hooks(template) else {})
+
+
+def _has_hooks(template: Manifest) -> bool:
+    """Whether workers get hooks of the user's: operators once made the revision without."""
+    containers = (template.get("spec") or {}).get("containers") or []
+    hooks = (c.get("lifecycle") or {} for c in containers if c.get("name") == names.CONTAINER_NAME)
+    return any(value for each in hooks for key, value in each.items() if key != "preStop")
 
 
 def _without_labels(template: Manifest) -> Manifest:
@@ -253,14 +262,16 @@ def _normal(value: Any, *, is_quantities: bool = False) -> Any:
             else _normal(item, is_quantities=is_quantities)
             for key, item in value.items()
         }
-        return {k: v for k, v in members.items() if v not in (None, {}, []) or _says(k, v)}
+        return {k: v for k, v in members.items() if v not in (None, {}, []) or _says(value, k)}
     if isinstance(value, list):
         return [_normal(item) for item in value]
     return _quantity(value) if is_quantities else value
 
 
-def _says(key: str, value: Any) -> bool:
-    return key in DEFAULTED and value is not None
+def _says(owner: Manifest, key: str) -> bool:
+    """Whether an empty member is another wish than none: of other containers it is none."""
+    is_ours = key in DEFAULTED_OF_WORKERS and owner.get("name") == names.CONTAINER_NAME
+    return owner[key] is not None and (is_ours or key in DEFAULTED)
 
 
 def _quantity(value: Any) -> Any:

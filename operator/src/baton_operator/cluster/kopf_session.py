@@ -22,28 +22,40 @@ from baton_operator.cluster.nesting import bounded
 class BoundedLogin(kopf.AiohttpSession):
     """A session by some credentials, and equal to another by the same: kopf tries none again that
     were refused.
+
+    The session is made when kopf first asks with it, and kopf closes it: of a login that it refuses
+    there is nothing to close, and credentials that no session can be made with end the operator.
     """
 
     credentials: kopf.ConnectionInfo
-    aiohttp_session: aiohttp.ClientSession = field(compare=False, repr=False)
+    aiohttp_session: aiohttp.ClientSession = field(init=False, compare=False, repr=False)
+
+    def __getattr__(self, name: str) -> aiohttp.ClientSession:
+        if name != "aiohttp_session":
+            raise AttributeError(name)
+        session = _session(self.credentials)
+        object.__setattr__(self, name, session)
+        return session
 
 
 def bounded_login(info: kopf.ConnectionInfo) -> BoundedLogin:
-    """Return a session by these credentials, which kopf closes. Called on the loop."""
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
-        headers=info.as_http_headers(),
-        proxy=info.proxy_url,
-        trust_env=info.trust_env,
-        response_class=_BoundedResponse,
-    )
+    """Return a session by these credentials, which kopf closes."""
     return BoundedLogin(
         server=info.server,
         default_namespace=info.default_namespace,
         priority=info.priority,
         expiration=info.expiration,
         credentials=info,
-        aiohttp_session=session,
+    )
+
+
+def _session(info: kopf.ConnectionInfo) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+        headers=info.as_http_headers(),
+        proxy=info.proxy_url,
+        trust_env=info.trust_env,
+        response_class=_BoundedResponse,
     )
 
 

@@ -12,7 +12,9 @@ import re
 DEEPEST = 200
 """Levels that are read, envelopes included; an object whose spec may be served has a few dozen."""
 
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
+"""Nothing is looked at twice, also in an answer that was cut amid a text: that text is its rest."""
+
 _OPENING = (b"{", b"[")
 _ONE_SIGN = bytes.maketrans(b"[]", b"{}")
 _NO_SIGNS = bytes(set(range(256)) - set(b"[]{}"))

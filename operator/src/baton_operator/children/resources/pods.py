@@ -22,13 +22,15 @@ _SECRET_MODE = 0o440
 _STARTUP_SECONDS = 3600
 _SOCKETS: Manifest = {"medium": "Memory", "sizeLimit": "1Mi"}
 """Of a pair's shared volume: it holds a Unix socket, and no KV."""
-DEFAULTED = frozenset(
-    {
-        *("command", "args", "startupProbe", "livenessProbe", "readinessProbe"),
-        *("capabilities", "seccompProfile"),
-    }
-)
+DEFAULTED = frozenset({"capabilities", "seccompProfile"})
 """Fields that have a default of ours: an empty one in a template is another wish than none."""
+DEFAULTED_OF_WORKERS = frozenset(
+    {"command", "args", "startupProbe", "livenessProbe", "readinessProbe"}
+)
+"""Those that have one in the workers' own container alone."""
+_TEXTS = frozenset({"annotations", "labels", "matchLabels", "nodeSelector", "volumeAttributes"})
+"""Maps of texts, in which null is "" and no absence: a node selector without a value selects."""
+
 _PREFILL_DECODE_KEYS = ("gateway.public", "workers.allowed")
 
 
@@ -141,12 +143,18 @@ def _base(
     return template
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: Any, *, is_texts: bool = False) -> Any:
     """Return a copy of JSON data: a field that is null is one that is not there, as for the server,
-    and so gets the default.
+    and so gets the default; but a key of a map of texts is there, and the server reads "".
     """
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        if is_texts:
+            return {key: "" if item is None else item for key, item in value.items()}
+        return {
+            key: _without_nulls(item, is_texts=key in _TEXTS)
+            for key, item in value.items()
+            if item is not None
+        }
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 

@@ -146,6 +146,7 @@ class ClientQueue:
                 return
         except Exception as error:  # noqa: BLE001 - raised where the reader waits
             waiter.set_exception(error)
+            del waiter  # which knows the error, whose traceback knows this frame
         self._wake()
 
     def _wake(self) -> None:

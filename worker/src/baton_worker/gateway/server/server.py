@@ -141,8 +141,10 @@ async def _serve_api(
 ) -> None:
     ends = [asyncio.ensure_future(end.wait()) for end in (stopping, service.broken)]
     try:
-        if not _listens(listener) and not await _may_join(service, ends):
-            return
+        if not _listens(listener):
+            if not await _may_join(service, ends):
+                return
+            listener.listen(_BACKLOG)  # now, for uvicorn does when others have been told
         running = begin("api_listener", server.serve(sockets=[listener]), is_essential=True)
         gc.collect()
         gc.freeze()  # what exists now lives for ever: later collections need not walk it
