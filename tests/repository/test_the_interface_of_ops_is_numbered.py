@@ -29,7 +29,8 @@ def python_contracts() -> Iterator[str]:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 yield f"{node.name}: {ast.get_docstring(node)}"
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                yield f"{ast.unparse(node.args)} -> {ast.unparse(node.returns or ast.Constant(None))}"
+                returned = ast.unparse(node.returns) if node.returns else None
+                yield f"{ast.unparse(node.args)} -> {returned}"
             if isinstance(node, ast.ClassDef):
                 fields = (ast.Assign, ast.AnnAssign)
                 yield from (ast.unparse(part) for part in node.body if isinstance(part, fields))
