@@ -6,6 +6,14 @@ from baton_mixin.expressions import DEPLOYMENT, WORKERS, increase, total
 from baton_mixin.panels import Query, Row, graph
 
 
+def _ejected() -> str:
+    """Gateways have a series of each worker that is ejected, and none of others: where nobody is
+    there are those of linked workers, so that nothing is told from not knowing.
+    """
+    found = total("baton_gateway_worker_ejected", DEPLOYMENT, ["worker", "worker_role"])
+    return f"{found} or 0 * {total('baton_gateway_workers', DEPLOYMENT, ['worker_role'])}"
+
+
 def row() -> Row:
     """Return the row."""
     return Row(
@@ -24,10 +32,7 @@ def row() -> Row:
                 "Workers that gateways give no new request because they failed too many in a row,"
                 " by worker, and how many gateways do. Their /readyz says of each why.",
                 "short",
-                Query(
-                    total("baton_gateway_worker_ejected", DEPLOYMENT, ["worker", "worker_role"]),
-                    "{{worker_role}} {{worker}}",
-                ),
+                Query(_ejected(), "{{worker_role}} {{worker}}"),
             ),
         ],
     )

@@ -17,9 +17,11 @@ MAX_DRAFTS = 5
 """Largest K: what tables, records and handoffs have room for."""
 
 KV_BYTES_PER_STEP = 8 << 20
-CHUNK_FIELD = "engine.prefill_chunk_tokens"
 """KV of handoffs that a step checks and copies at most: milliseconds of a core's work, several
 times as many where memory is touched for the first time."""
+
+CHUNK_FIELD = "engine.prefill_chunk_tokens"
+"""Where a person says how many prompt tokens a step takes, but for `chunk_field`."""
 
 
 @dataclass(frozen=True, slots=True)
