@@ -120,6 +120,30 @@ async def test_an_answer_that_breaks_breaks_its_reader_alone():
     await other.task
 
 
+async def test_an_answer_that_broke_is_forgotten_without_the_collector():
+    """Which comes rarely. Its traceback knows the stream, so nothing may know the error."""
+
+    class Broken(Exception):
+        pass
+
+    def breaks(deltas):
+        raise Broken
+
+    queue = ClientQueue(100)
+    taking = asyncio.ensure_future(queue.take(breaks))
+    await some_turns()
+    gc.disable()
+    try:
+        queue.put(delta("a"))
+        await asyncio.wait([taking])
+        error = weakref.ref(taking.exception())
+        del taking
+        await some_turns()
+        assert error() is None
+    finally:
+        gc.enable()
+
+
 async def test_a_reader_that_was_cancelled_is_not_read_for():
     queue = ClientQueue(100)
     reader = Reader(queue)
