@@ -442,8 +442,8 @@ class Part(NamedTuple):
 
 
 def with_parts(record: Record, parts: Sequence[Part]) -> dict[str, Any]:
-    """Return a run with what it lacks of others; answers of several runs stand together, logprobs
-    of another one before its own.
+    """Return a run with what it lacks of others; answers of several runs stand together, behind
+    its own, logprobs of another one before its own.
 
     Raises:
         ValueError: the run has the part itself.
@@ -452,20 +452,24 @@ def with_parts(record: Record, parts: Sequence[Part]) -> dict[str, Any]:
     for part in parts:
         if part.name == "logprobs":
             whole |= {"logprobs": [], "logprobs_before": list(record.get("logprobs") or ())}
-        elif record.get(part.name):
+        elif record.get(part.name) and part.name != "exact":
             raise ValueError(f"{part.name}: the run has it itself")
         value, before = part.value, whole.get(part.name)
         whole[part.name] = [*(before or ()), *value] if isinstance(value, list) else value
     return whole
 
 
-def _of_its_run(text: str, parts: Sequence[Part]) -> str:
-    """Return a section that says below its heading which run it is of."""
+def _of_its_run(text: str, parts: Sequence[Part], own: int = 0) -> str:
+    """Return a section that says below its heading which run it is of; `own`: the first so many
+    rows of its table are of the run above.
+    """
     if not (text and parts):
         return text
     heading, rest = text.split("\n\n", 1)
     runs = ", ".join(part.told for part in parts)
-    return f"{heading}\n\nNot of the run above: {runs}.\n\n{rest}"
+    first = "first row is" if own == 1 else f"first {own} rows are"
+    which = f"The {first} of the run above, the others not" if own else "Not of the run above"
+    return f"{heading}\n\n{which}: {runs}.\n\n{rest}"
 
 
 def page(
@@ -476,6 +480,7 @@ def page(
     parts: Sequence[Part] = (),
 ) -> str:
     """Return the page; `written` holds the hand-written words, page_pair_bounds.md's by default."""
+    own = len(record.get("exact") or ())
     record = with_parts(record, parts)
     run = Run(record)
     head = HEAD.format(
@@ -487,7 +492,9 @@ def page(
     )
     words = bounds_of(BOUNDS.read_text() if written is None else written)
     sections = [
-        _of_its_run(section(run), [one for one in parts if one.name == part])
+        _of_its_run(
+            section(run), [one for one in parts if one.name == part], own * (part == "exact")
+        )
         for section, part in SECTIONS.items()
     ]
     if any(part.name == "logprobs" for part in parts):

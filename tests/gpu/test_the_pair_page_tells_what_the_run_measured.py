@@ -255,8 +255,7 @@ def test_the_run_that_is_kept_makes_the_page_that_is_kept() -> None:
     of_others = [
         page_pair.Part(name, json.loads((docs / file).read_text()), file)
         for name, file in (
-            ("logprobs", "results/logprobs-gateways-h100x2.json"),
-            ("exact", "results/exact-h100x2.json"),
+            ("logprobs", "results/logprobs-direct-h100x2.json"),
             ("exact", "results/exact-ways-h100x2.json"),
             ("exact", "results/exact-helped-h100x2.json"),
             ("kills", "results/kills-h100x2.json"),
@@ -308,6 +307,10 @@ def test_a_part_of_another_run_is_told_with_its_commit_and_its_numbers(
     assert "[at def](results/some.json), [at 0ab](results/all.json)." in text
     assert "18 layers" in text
     assert "36 layers" not in text
+    text = page_pair.page(record | {"exact": answers[:1]}, "results/x.json", parts=parts[:2])
+    first = "The first row is of the run above, the others not: [at def](results/some.json).\n"
+    assert first in text
+    assert text.index(first) < text.index("| nvlink | ") < text.index("| nvlink, 18 layers |")
     with pytest.raises(ValueError, match="kills: the run has it itself"):
         page_pair.with_parts(record | {"kills": part}, parts)
 
