@@ -39,11 +39,10 @@ def notices(old: Json, new: Json) -> Iterator[Notice]:
     current = new.get("currentRevision", "")
     if current and current == update and current != old.get("currentRevision", ""):
         yield Notice("RolloutComplete", f"{current} serves every pair")
-    failed = (new.get("rollout") or {}).get("failedRevision", "")
+    rollout = new.get("rollout") or {}
+    failed, why = rollout.get("failedRevision", ""), rollout.get("failedReason", "")
     if failed and failed != (old.get("rollout") or {}).get("failedRevision", ""):
         text = f"{failed} made no progress within its deadline"
-        told = ("PodsFailing", "PodsRefused", "CapacityBlocked")
-        why = next(filter(None, (_message(new, each) for each in told)), "")
         yield Notice("RolloutFailed", f"{text}; {why}" if why else text, True)
     for kind in ("PodsRefused", "HandoffFellBack"):
         if _reason(new, kind, "True") and not _reason(old, kind, "True"):
