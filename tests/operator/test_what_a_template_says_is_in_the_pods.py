@@ -190,6 +190,10 @@ REFUSED = {
         {"spec": {"containers": [{"name": "worker"}, {"name": "worker", "image": "i"}]}},
         "another container is called worker, rename this one - at `$.spec.containers`",
     ),
+    "a role's name for its worker": (
+        {"spec": {"containers": [{"name": "decode", "env": [{"name": "A", "value": "1"}]}]}},
+        "container decode has no image: give it one, or call it worker if Baton's own is meant",
+    ),
     "a second volume": (
         {"spec": {"volumes": [{"name": "a"}, {"name": "a"}]}},
         "a is there twice, take one away - at `$.spec.volumes`",

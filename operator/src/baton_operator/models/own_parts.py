@@ -44,7 +44,8 @@ class OwnParts(NamedTuple):
 
     `volumes` are names, `folders` mount paths, `ports` numbers by name. `fixed` are the values of
     fields of the container, with the field that says each. `grace` says the pod's grace period,
-    `hook` the preStop hook, or "" where there is none of ours.
+    `hook` the preStop hook, or "" where there is none of ours. `is_whole`: the template is all of a
+    pod's; of a pair it is half, and the other half may say more of a container.
     """
 
     volumes: frozenset[str]
@@ -53,6 +54,7 @@ class OwnParts(NamedTuple):
     fixed: Mapping[str, tuple[str, str]]
     grace: str
     hook: str
+    is_whole: bool
 
 
 def own_parts(spec: PDDeploymentSpec, role: Role) -> OwnParts:
@@ -75,6 +77,7 @@ def own_parts(spec: PDDeploymentSpec, role: Role) -> OwnParts:
         },
         grace=f"{field}.drainSeconds" if is_gateway else f"{field}.drain.graceSeconds",
         hook="" if is_gateway else f"{field}.drain.command",
+        is_whole=is_gateway or not spec.has_pairs,
     )
 
 
@@ -121,8 +124,12 @@ def check_own_parts(template: dict[str, Any], own: OwnParts) -> None:
         if str(volume.get("name")) in own.volumes:
             raise _own(f"volume {volume['name']}", "rename yours", f"$.spec.volumes[{number}]")
     for number, container in enumerate(pod.get("containers") or ()):
+        path = f"$.spec.containers[{number}]"
         if container["name"] == CONTAINER_NAME:
-            _check_container(container, own, f"$.spec.containers[{number}]")
+            _check_container(container, own, path)
+        elif own.is_whole and not container.get("image"):
+            fix = f"give it one, or call it {CONTAINER_NAME} if Baton's own is meant"
+            raise _refused(f"container {container['name']} has no image: {fix}", path)
 
 
 def _check_container(container: dict[str, Any], own: OwnParts, path: str) -> None:

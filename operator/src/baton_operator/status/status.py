@@ -209,8 +209,9 @@ def _ready(
     if broken is not None:
         return Condition("Ready", Truth.FALSE, *broken)
     waiting = [part for part in parts if part.status is not Truth.TRUE]
-    if waiting:
-        return Condition("Ready", Truth.FALSE, waiting[0].reason, waiting[0].message)
+    if waiting:  # what the server refuses may be why, and people look here first
+        message = "; ".join((waiting[0].message, *trouble.refused))
+        return Condition("Ready", Truth.FALSE, waiting[0].reason, message)
     pairs = plan.step.pairs
     return Condition("Ready", Truth.TRUE, "PairsServing", f"{pairs} pair{'s' * (pairs != 1)}")
 
