@@ -55,7 +55,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "podMonitor.interval": {"pattern": "^[0-9]+(ms|s|m|h)$"},
     "serviceMonitor.interval": {"pattern": "^[0-9]+(ms|s|m|h)$"},
     "helmTest.timeoutSeconds": {"minimum": 1, "maximum": 3600},
-    "uninstall.timeoutSeconds": {"minimum": 1, "maximum": 86400},
+    "uninstall.timeoutSeconds": {"minimum": 0, "maximum": 86400},
 }
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 

@@ -120,6 +120,56 @@ async def test_an_answer_that_breaks_breaks_its_reader_alone():
     await other.task
 
 
+@pytest.mark.parametrize(
+    "error", [StopIteration(7), StopAsyncIteration(), GeneratorExit(), asyncio.CancelledError()]
+)
+async def test_an_error_that_no_future_takes_breaks_its_reader_alone_too(error):
+    """A future refuses a StopIteration: raised here, it would end the turn of all streams."""
+    shared = Round()
+    queues = [ClientQueue(100, shared) for _ in range(3)]
+
+    def breaks(deltas):
+        raise error
+
+    broken = asyncio.ensure_future(queues[1].take(breaks))
+    others = [Reader(queue) for queue in (queues[0], queues[2])]
+    await some_turns()
+    for text in "ab":
+        for queue in queues:
+            queue.put(delta(text))
+        await some_turns()
+    assert [other.at_once for other in others] == [["a", "b"]] * 2
+    assert broken.done()
+    assert not broken.cancelled(), "nobody cancelled the reader"
+    told = broken.exception()
+    assert told is error or (isinstance(told, RuntimeError) and told.__cause__ is error)
+    for queue in (queues[0], queues[2]):
+        queue.close()
+    await asyncio.gather(*(other.task for other in others))
+
+
+async def test_what_ends_the_process_within_a_turn_takes_no_other_stream_out_of_it():
+    shared = Round()
+    queues = [ClientQueue(100, shared) for _ in range(4)]
+
+    def ends(deltas):
+        raise SystemExit(1)
+
+    ending = asyncio.ensure_future(queues[1].take(ends))
+    others = [Reader(queue) for queue in (queues[0], *queues[2:])]
+    await some_turns()
+    for queue in queues:
+        queue.put(delta("a"))
+    with pytest.raises(SystemExit):
+        shared._go()
+    await some_turns()
+    assert [other.at_once for other in others] == [["a"]] * 3
+    ending.cancel()
+    for queue in (queues[0], *queues[2:]):
+        queue.close()
+    await asyncio.gather(*(other.task for other in others))
+
+
 async def test_an_answer_that_broke_is_forgotten_without_the_collector():
     """Which comes rarely. Its traceback knows the stream, so nothing may know the error."""
 

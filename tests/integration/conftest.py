@@ -69,7 +69,7 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
         lambda: all(kubectl.get(each, namespace=name) for each in given), 60,
     )  # fmt: skip
     yield name
-    kubectl.run("delete", "namespace", name, "--wait=false")
+    kubectl.run("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
 @pytest.fixture(scope="session")

@@ -33,3 +33,18 @@ def test_it_names_what_becomes_of_the_definitions(kubectl, case):
     notes = text.partition("NOTES:")[2]
     assert said in notes
     assert notes.count("Uninstalling") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ("crds.keep=false", "the longest of drain.graceSeconds and gateway.drainSeconds"),
+        ("uninstall.deleteResources=true,uninstall.timeoutSeconds=9", "ends the wait after 9 s"),
+        ("uninstall.timeoutSeconds=9", ""),
+    ],
+)
+def test_it_names_how_long_an_uninstall_that_deletes_models_takes(kubectl, values, said):
+    text = helm(programs(("helm",))["helm"], kubectl, *UPGRADE, "--set", values)
+    notes = text.partition("NOTES:")[2]
+    assert ("--timeout" in notes) == bool(said)
+    assert said in notes

@@ -550,7 +550,7 @@ async def test_a_template_that_cannot_be_rendered_is_a_condition(cluster, place,
 async def test_a_port_that_the_gateway_has_already_cannot_be_had_under_another_name(
     cluster, port, truth
 ):
-    ports = [{"name": "mine", "containerPort": port}, {"name": "http", "containerPort": 1}]
+    ports = [{"name": "mine", "containerPort": port}, {"name": "http", "containerPort": 8000}]
     template = {"spec": {"containers": [{"name": "worker", "ports": ports}]}}
     await cluster.create(gateway={"template": template})
     await cluster.reconcile()

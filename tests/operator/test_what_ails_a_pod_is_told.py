@@ -173,6 +173,83 @@ async def test_the_event_of_a_failed_rollout_keeps_what_the_status_will_forget(c
     )
 
 
+async def failed_with(cluster, *, own, other=None, **rollout):
+    """Let a rollout fail while a pod of its revision, and one of another, say why they do not run;
+    return both revisions, the new one first.
+    """
+    await cluster.create(rollout={"progressDeadlineSeconds": 10, **rollout})
+    await cluster.settle()
+    old = cluster.status()["updateRevision"]
+    cluster.change(image="worker:nope")
+    await cluster.reconcile()
+    new = cluster.status()["updateRevision"]
+    cluster.broken.add(new)
+    cluster.follow()
+    bodies = [] if own is None else [pod(container(own), name="z")]
+    bodies += [] if other is None else [pod(container(other), name="a")]
+    for body in bodies:
+        is_own = body["metadata"]["name"] == "z"
+        body["metadata"]["labels"]["baton.dev/revision"] = new if is_own else old
+    await with_pods(cluster, *bodies)
+    for _ in range(12):
+        await cluster.reconcile()
+    return new, old
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_rollback_keeps_what_failed_and_why_until_another_spec(cluster, restart):
+    other = {"waiting": {"reason": "CrashLoopBackOff", "message": "of an older one"}}
+    new, old = await failed_with(cluster, own=PULL, other=other)
+    for name in ("a", "z"):
+        cluster.kube.remove(api.POD, name)
+    if restart:
+        cluster.start()
+        body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+        cluster.parents.seen(body, is_event=True)
+    await cluster.settle()
+    why = "pod z: ErrImagePull: worker waits: no such tag"
+    status = cluster.status()
+    assert status["rollout"]["phase"] == "RolledBack"
+    assert status["rollout"]["failedRevision"] == new
+    assert status["rollout"]["failedReason"] == why
+    stalled = f"revision {new} made no progress within its deadline; {why}"
+    assert message(cluster, "Stalled") == stalled
+    assert message(cluster, "Reconciling") == stalled
+    cluster.change(roles=[{"name": "prefill"}, {"name": "decode", "replicas": 2}])
+    await cluster.settle()
+    assert cluster.status()["rollout"]["failedReason"] == why, "replicas ask for the same pods"
+    cluster.change(image="worker:1")
+    await cluster.settle()
+    assert cluster.status()["updateRevision"] == old
+    assert not cluster.status()["rollout"].keys() & {"failedRevision", "failedReason"}
+    assert cluster.condition("Stalled")[0] == "False"
+
+
+async def test_a_failure_that_nobody_can_explain_gets_no_later_pods_words(cluster):
+    new, _ = await failed_with(cluster, own=None)
+    await with_pods(cluster, pod(container(PULL)))
+    await cluster.settle()
+    assert cluster.status()["rollout"]["failedRevision"] == new
+    assert "failedReason" not in cluster.status()["rollout"]
+    assert message(cluster, "Stalled") == f"revision {new} made no progress within its deadline"
+
+
+async def test_the_servers_refusal_of_pods_is_a_cause_too(cluster):
+    await cluster.create(rollout={"progressDeadlineSeconds": 10})
+    await cluster.settle()
+    cluster.change(image="worker:2")
+    await cluster.reconcile()
+    new = cluster.status()["updateRevision"]
+    cluster.broken.add(new)
+    cluster.follow()
+    refuse(cluster, f"chat-{new}-decode", "violates PodSecurity")
+    for _ in range(12):
+        await cluster.reconcile()
+    assert cluster.status()["rollout"]["failedReason"] == (
+        f"chat-{new}-decode: violates PodSecurity"
+    )
+
+
 async def test_who_goes_back_to_an_earlier_revision_is_told_again(cluster):
     await cluster.create()
     await cluster.settle()

@@ -46,6 +46,20 @@ async def test_a_refused_deletion_stalls_the_object_in_the_servers_words(cluster
     assert cluster.condition("Stalled")[0] == "False"
 
 
+async def test_what_is_not_there_because_it_is_refused_says_so_where_people_look_first():
+    cluster = Cluster()
+    await cluster.create()
+    refusal = ApiError(422, "Invalid", "initContainers[0].image: Required value")
+    cluster.kube.fault("create", api.DEPLOYMENT, refusal)
+    with pytest.raises(WriteFailed):
+        await cluster.reconcile()
+    assert cluster.condition("Ready")[0] == "False"
+    assert told(cluster, "Ready").endswith("-prefill: 422 Invalid: initContainers[0].image: "
+                                           "Required value")  # fmt: skip
+    await cluster.settle()
+    assert cluster.condition("Ready") == ("True", "PairsServing")
+
+
 async def test_a_deletion_that_fails_for_a_moment_is_tried_again(cluster):
     cluster.change(disruptionBudget="Off")
     error = ApiError(500, "InternalError", "etcd")

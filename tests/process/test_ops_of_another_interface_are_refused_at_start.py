@@ -72,6 +72,27 @@ def test_a_library_that_cannot_be_loaded_is_a_fault_of_what_is_installed(
         ops_interface.require_ops()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ImportError('libtvm_ffi.so: cannot open shared object file')",
+        "ModuleNotFoundError('No module named x', name='tvm_ffi.core')",
+        "OSError('libtvm_ffi.so: undefined symbol: TVMFFI')",
+        "RuntimeError('Cannot find libraries: libtvm_ffi.so')",
+    ],
+)
+def test_a_broken_tvm_ffi_is_told_in_a_line(tmp_path: Path, error: str) -> None:
+    """Whatever its import says, and it loads a library of its own: the ops stand on it."""
+    package = tmp_path / "site" / "tvm_ffi"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"raise {error}\n")
+    ended = start_decode(package.parent, tmp_path)
+    assert ended.returncode == EXIT_BAD_CONFIG, ended.stderr
+    assert "baton-ops cannot be imported: " in ended.stderr
+    assert error.partition("'")[2].partition("'")[0] in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_the_ops_of_this_checkout_are_those_that_the_worker_calls() -> None:
     assert ops_interface.NEEDED == INTERFACE
     assert _library.library().interface() == INTERFACE

@@ -48,6 +48,15 @@ GATEWAY_PORTS: Final = {"http": PORT_GATEWAY, "health": PORT_HEALTH, "link": POR
 CONTAINER_NAME: Final = "worker"
 """The container that is ours in a template; in a pod of a pair it is called by its role."""
 
+FOLDER_CONFIG: Final = "/etc/baton"
+FOLDER_KEYS: Final = "/etc/baton-keys"
+FOLDER_API_KEYS: Final = "/etc/baton-api-keys"
+FOLDER_MODEL: Final = "/models"
+FOLDER_CONTROL: Final = "/run/baton"
+FOLDER_SHARED: Final = "/run/baton-kv"
+FOLDER_TEMPORARY: Final = "/tmp"  # noqa: S108
+"""Where the volumes of ours are in a container of ours."""
+
 
 class Role(StrEnum):
     """Who a pod is in the deployment. `PAIR` is a pod with a container of either worker role; no
@@ -81,6 +90,11 @@ def health_ports(role: str) -> tuple[int, ...]:
 def worker_id(pod: str, role: Role, *, is_paired: bool) -> str:
     """Return what the worker of this role in a pod is called: a name is one process's."""
     return f"{pod}-{role}" if is_paired else pod
+
+
+def is_own_key(key: str) -> bool:
+    """Whether a label or annotation of a pod is ours alone; of the recommended ones one is."""
+    return key == LABEL_MANAGED_BY or key.startswith(f"{GROUP}/")
 
 
 def revision_record(name: str, revision: str) -> str:

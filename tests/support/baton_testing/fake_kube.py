@@ -2,7 +2,8 @@
 
 Enforced: uid and resourceVersion preconditions, generation on spec changes, field ownership of
 server-side apply (a manager's dropped fields go, others' stay), the status subresource, one
-controller per object, garbage collection by owner, selectors, watch histories that expire.
+controller per object, garbage collection by owner, selectors, watch histories that expire,
+namespaces that end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from baton_operator.children.desired import Apis
 from baton_operator.children.resources.credentials import KeyPair
 from baton_operator.children.revision_records import RevisionRecords
 from baton_operator.cluster import api
-from baton_operator.cluster.api import AlreadyExists, ApiError, Conflict, Expired, ListPage
+from baton_operator.cluster.api import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Expired,
+    ListPage,
+    NamespaceEnds,
+)
 from baton_operator.cluster.parents import ParentStore
 from baton_operator.cluster.reflector import Reflector
 from baton_operator.cluster.store import ChildStore
@@ -115,6 +123,8 @@ class FakeKube:
         self.reads = Counter()
         self.faults = {}
         self.apis = set()
+        self.ending = set()
+        self.refused = 0
 
     def fault(self, verb, kind, error, name=""):
         """Make the next such call fail."""
@@ -168,6 +178,9 @@ class FakeKube:
     async def create(self, kind, manifest, manager):
         metadata = manifest["metadata"]
         self._fail("create", kind, metadata["name"])
+        if metadata["namespace"] in self.ending:
+            self.refused += 1
+            raise NamespaceEnds(403, "Forbidden", "it is being terminated")
         place = (kind.kind, metadata["namespace"], metadata["name"])
         if place in self.objects:
             raise AlreadyExists(409, "AlreadyExists", metadata["name"])

@@ -41,8 +41,8 @@ def _interface() -> int:
     """Return the installed ops' interface; 0 of those from before it was numbered."""
     try:
         from baton_ops.interface import INTERFACE
-    except ImportError as error:
-        if error.name == "baton_ops.interface":
+    except (ImportError, OSError, RuntimeError) as error:  # tvm_ffi loads a library of its own
+        if getattr(error, "name", None) == "baton_ops.interface":
             return 0
         raise ConfigError(f"baton-ops cannot be imported: {error}") from error
     return INTERFACE

@@ -34,6 +34,8 @@ from baton_operator.cluster.api import (
     Created,
     Kind,
     KubeApi,
+    NamespaceEnds,
+    Throttled,
     kind_of,
 )
 from baton_operator.cluster.partial_objects import Child, child_of, decode_partial, partial_of
@@ -141,13 +143,16 @@ class Applier:
     ) -> list[Result]:
         """Bring every unsettled child to what is `desired` of it, wave after wave.
 
-        One that fails does not stop the others. New workloads are held back, though, while one of
-        their guards cannot be written: pods may start late, and never open.
+        One that fails does not stop the others, unless its namespace ends. New workloads are held
+        back, though, while one of their guards cannot be written: pods may start late, and never
+        open.
         """
         results = [Result(child, Outcome.UNCHANGED) for child in difference.settled]
         pending = [each for each in desired if each.child_id in difference.unsettled]
         for wave in Wave:
             batch = [each for each in pending if each.wave is wave]
+            if any(isinstance(result.error, NamespaceEnds) for result in results):
+                break
             is_open = any(result.outcome is Outcome.FAILED for result in results)
             if wave is Wave.WORKLOADS and is_open:
                 new = [c.child_id for c in batch if self._store.entry(owner, c.child_id) is None]
@@ -251,9 +256,26 @@ class Applier:
         return None if body is None else child_of(partial_of(body), kind.kind)
 
 
+def pause_if_asked(results: Iterable[Result]) -> None:
+    """Raise what ends all writes, or else the longest wait that the server asked for.
+
+    Raises:
+        NamespaceEnds: of the first result that has it.
+        Throttled: that with the longest wait.
+    """
+    errors = [result.error for result in results]
+    for error in errors:
+        if isinstance(error, NamespaceEnds):
+            raise error
+    asked = [error for error in errors if isinstance(error, Throttled)]
+    if asked:
+        raise max(asked, key=lambda error: error.retry_after_seconds)
+
+
 def _failed(owner: ObjectKey, child: ChildId, verb: str, error: ApiError) -> Result:
-    extra = {"object": str(owner), "child": child, "error": str(error)}
-    log.warning("%s failed", verb, extra=extra)
+    if not isinstance(error, NamespaceEnds):  # of which the pass tells once
+        extra = {"object": str(owner), "child": child, "error": str(error)}
+        log.warning("%s failed", verb, extra=extra)
     return Result(child, Outcome.FAILED, error)
 
 

@@ -235,14 +235,25 @@ def _role_identity(role: RoleSpec) -> dict[str, Any]:
         "drain": role.drain,
         "template": _normal(template),
     }
-    return identity | ({"hooks": "kept"} if _has_hooks(template) else {})
+    kept = {"hooks": _has_hooks(template), "home": _has_home(template)}
+    return identity | {key: "kept" for key, is_kept in kept.items() if is_kept}
 
 
 def _has_hooks(template: Manifest) -> bool:
     """Whether workers get hooks of the user's: operators once made the revision without."""
-    containers = (template.get("spec") or {}).get("containers") or []
-    hooks = (c.get("lifecycle") or {} for c in containers if c.get("name") == names.CONTAINER_NAME)
+    hooks = (worker.get("lifecycle") or {} for worker in _workers(template))
     return any(value for each in hooks for key, value in each.items() if key != "preStop")
+
+
+def _has_home(template: Manifest) -> bool:
+    """Whether workers get a HOME of the user's: operators once made the revision without."""
+    entries = (entry for worker in _workers(template) for entry in worker.get("env") or [])
+    return any(entry.get("name") == "HOME" for entry in entries)
+
+
+def _workers(template: Manifest) -> list[Manifest]:
+    containers = (template.get("spec") or {}).get("containers") or []
+    return [each for each in containers if each.get("name") == names.CONTAINER_NAME]
 
 
 def _without_labels(template: Manifest) -> Manifest:

@@ -97,6 +97,10 @@ class Expired(ApiError):
     """410: the resource version to watch from is gone; list again."""
 
 
+class NamespaceEnds(ApiError):
+    """403 on create: the namespace is being deleted, and nothing is made in it ever again."""
+
+
 class Throttled(ApiError):
     """429, or 503 with a wait; `retry_after_seconds` is what the server asks for."""
 

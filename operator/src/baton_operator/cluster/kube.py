@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import urllib.request
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,17 +25,15 @@ from yarl import URL
 from baton_operator.cluster.api import (
     UNDECODABLE,
     UNREADABLE,
-    AlreadyExists,
     ApiError,
     Conflict,
     Created,
-    Expired,
     Json,
     Kind,
     ListPage,
-    Throttled,
 )
 from baton_operator.cluster.nesting import bounded
+from baton_operator.cluster.refusals import refusal
 from baton_operator.settings import SettingError
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
@@ -48,18 +46,11 @@ _SILENCE_SECONDS = 90
 """A stream that is silent for longer is opened again: it may be dead."""
 
 _CREDENTIAL_SECONDS = 30.0
-_LONGEST_WAIT_SECONDS = 60.0
-"""A server, or a proxy before it, may ask for any time: no object is forgotten for that."""
 
 PAGE_SIZE = 500
 
 Observer = Callable[[str, str, int, float], None]
 """Called after every request with verb, kind, HTTP status (0: not reached) and seconds."""
-
-
-class _Status(msgspec.Struct):
-    reason: str = ""
-    message: str = ""
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -226,7 +217,7 @@ class HttpKube:
         limits = aiohttp.ClientTimeout(total=None, connect=10, sock_read=_SILENCE_SECONDS)
         async with await self._open(request, limits) as response:
             if response.status != 200:
-                raise _error(response.status, await _page(response), response.headers)
+                raise refusal(response.status, await _page(response), response.headers)
             try:
                 async for line in response.content:
                     if line.strip():
@@ -262,7 +253,7 @@ class HttpKube:
             self._observe(request.verb, request.kind.kind, status, seconds)
         if 200 <= status < 300:
             return data
-        raise _error(status, data, headers, is_create=request.verb == "create")
+        raise refusal(status, data, headers, is_create=request.verb == "create")
 
     async def _credentials(self) -> dict[str, str]:
         """Return authentication headers, read again now and then: tokens are rotated while we run.
@@ -374,27 +365,3 @@ def _apply_query(manager: str) -> str:
 
 def _accept(is_metadata_only: bool, suffix: str) -> str:
     return _METADATA_ONLY.format(suffix) if is_metadata_only else "application/json"
-
-
-def _error(
-    status: int, data: bytes, headers: Mapping[str, str], *, is_create: bool = False
-) -> ApiError:
-    try:
-        body = msgspec.json.decode(data, type=_Status)
-    except UNDECODABLE:
-        body = _Status("Unknown", data[:200].decode(errors="replace"))
-    wait = headers.get("Retry-After", "")
-    if status == 429 or (status == 503 and wait):
-        return Throttled(status, body.message, _seconds(wait))
-    if status == 409:
-        kind = AlreadyExists if is_create else Conflict
-        return kind(status, body.reason, body.message)
-    if status == 410:
-        return Expired(status, body.reason, body.message)
-    return ApiError(status, body.reason, body.message)
-
-
-def _seconds(retry_after: str) -> float:
-    """Return how long to wait, for a second where that is a date or nothing at all."""
-    is_number = retry_after.isascii() and retry_after.isdigit()
-    return min(float(retry_after), _LONGEST_WAIT_SECONDS) if is_number else 1.0

@@ -18,18 +18,17 @@ from baton_operator.models.engine import (
     LEAST_CHUNK,
     TORCH_ON_GPUS,
 )
+from baton_operator.models.own_parts import OwnParts, check_own_parts, own_parts
 from baton_operator.models.pair_template import UnlikeTemplatesError, pair_template
 from baton_operator.models.roles import GPU_RANKS, NOT_OVER_NODES
 from baton_operator.models.spec import PDDeploymentSpec
 from baton_operator.models.template import PortsOf, check_template
 from baton_operator.names import (
     CONTAINER_NAME,
-    GATEWAY_PORTS,
     MAX_NAME_LENGTH,
     NAME_PATTERN,
     NAME_RULE,
     PAIR_PORTS,
-    WORKER_PORTS,
     Role,
 )
 
@@ -131,10 +130,10 @@ def _check(name: str, spec: PDDeploymentSpec) -> None:
     _check_scaling(spec)
     _check_placement(spec, low, high)
     for role in spec.roles:
-        ports = PAIR_PORTS[Role(role.name)] if spec.has_pairs else WORKER_PORTS
-        field = f"spec.roles[{role.name}].template"
-        _check_template(field, role.template, {CONTAINER_NAME: ports})
-    _check_template("spec.gateway.template", spec.gateway.template, {CONTAINER_NAME: GATEWAY_PORTS})
+        own = own_parts(spec, Role(role.name))
+        _check_users_template(f"spec.roles[{role.name}].template", role.template, own)
+    own = own_parts(spec, Role.GATEWAY)
+    _check_users_template("spec.gateway.template", spec.gateway.template, own)
     if spec.has_pairs:
         _check_pair(spec)
 
@@ -201,6 +200,14 @@ def _check_pair(spec: PDDeploymentSpec) -> None:
         raise InvalidSpec(f"{field}: {error}") from error
     ports = {role.value: ports for role, ports in PAIR_PORTS.items()}
     _check_template(f"{field} of the pair", template, ports)
+
+
+def _check_users_template(field: str, template: dict[str, Any], own: OwnParts) -> None:
+    try:
+        check_template(template, {CONTAINER_NAME: own.ports})
+        check_own_parts(template, own)
+    except msgspec.ValidationError as error:
+        raise InvalidSpec(f"{field}: {error}") from error
 
 
 def _check_template(field: str, template: dict[str, Any], ports: PortsOf) -> None:

@@ -95,5 +95,7 @@ class RoleSpec(Model, frozen=True):
     template: Annotated[
         RawObject,
         about("Pod template merged under the operator's own: resources, node selectors, "
-                 "tolerations, DRA claims, volumes, secrets. The container named worker is ours."),
+                 "tolerations, DRA claims, volumes, secrets. The container named worker is ours. "
+                 "What is Baton's own is refused by name; an empty startupProbe or livenessProbe "
+                 "means none."),
     ] = field(default_factory=dict)  # fmt: skip

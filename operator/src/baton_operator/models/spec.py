@@ -135,9 +135,10 @@ class GatewaySpec(Model, frozen=True):
     drain_seconds: Annotated[
         int, about("How long a leaving gateway finishes its streams.", ge=0, le=86400)
     ] = 600
-    template: Annotated[RawObject, about("Pod template merged under the operator's own.")] = field(
-        default_factory=dict
-    )
+    template: Annotated[
+        RawObject,
+        about("Pod template merged under the operator's own; what is Baton's own is refused."),
+    ] = field(default_factory=dict)  # fmt: skip
     pair_across_revisions: Annotated[
         bool,
         about("Let prefill of one revision hand over to decode of another when weights, tokenizer "

@@ -55,6 +55,12 @@ class RolloutStatus(Model, frozen=True):
     failed_revision: Annotated[
         str, about("Revision that missed its progress deadline.", max_length=63)
     ] = ""
+    failed_reason: Annotated[
+        str,
+        about("What kept the failed revision's pods from serving when it failed; kept as long as "
+              "failedRevision is.",
+              max_length=2048),
+    ] = ""  # fmt: skip
     progress_time: Annotated[
         str,
         about("When the rollout last moved.", extra_json_schema={"format": "date-time"}),

@@ -3,7 +3,8 @@
 The API server judges a template only when it is part of a child. Rendering merges ours into it
 before that, so what it walks through must be there in the right shape: a template that is not is an
 invalid spec, never a pass that breaks. So is one that names something twice in a list that the
-server keeps by key: such a child can be created, but every later apply of it is refused.
+server keeps by key: such a child can be created, but every later apply of it is refused. What is
+Baton's own in it is refused by `own_parts`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+
+from baton_operator.names import CONTAINER_NAME
 
 
 class _Shape(msgspec.Struct, frozen=True, rename="camel"):
@@ -60,6 +63,8 @@ def check_template(template: dict[str, Any], ports: PortsOf) -> None:
         msgspec.ValidationError: it cannot be rendered; the text ends with the path of the field.
     """
     pod = msgspec.convert(template, _Template).spec or _Pod()
+    _check_unique(pod.volumes, _name, "$.spec.volumes")
+    _check_containers(pod)
     _check_unique(pod.image_pull_secrets, _name, "$.spec.imagePullSecrets")
     _check_unique(pod.host_aliases, lambda alias: str(alias.get("ip")), "$.spec.hostAliases")
     for field, containers in (
@@ -74,10 +79,22 @@ def check_template(template: dict[str, Any], ports: PortsOf) -> None:
             _check_unique(all_ports, _port, f"{path}.ports")
 
 
+def _check_containers(pod: _Pod) -> None:
+    """Check that no two containers have one name, be it of a container of ours."""
+    said = [("containers", c.name) for c in pod.containers or ()]
+    said += [("initContainers", c.name) for c in pod.init_containers or ()]
+    seen = {CONTAINER_NAME} - {c.name for c in pod.containers or ()}
+    for field, name in said:
+        if name in seen:
+            text = f"another container is called {name}, rename this one"
+            raise msgspec.ValidationError(f"{text} - at `$.spec.{field}`")
+        seen.add(name)
+
+
 def _with_ours(items: Items | None, ports: Mapping[str, int]) -> Items:
     """Return the ports as rendered: one under a name of ours gives way."""
     ours = [{"name": name, "containerPort": port} for name, port in ports.items()]
-    return ours + [item for item in items or () if item.get("name") not in ports]
+    return ours + [item for item in items or () if _name(item) not in ports]
 
 
 def _name(item: dict[str, Any]) -> str:

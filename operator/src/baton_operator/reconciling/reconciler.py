@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from baton_operator.children.apply import Applier, Difference, Outcome, Result, Unwanted
+from baton_operator.children.apply import (
+    Applier,
+    Difference,
+    Outcome,
+    Result,
+    Unwanted,
+    pause_if_asked,
+)
 from baton_operator.children.desired import Apis, RenderContext, RenderInputs
 from baton_operator.children.renderer import Desired, Renderer
 from baton_operator.children.resources.credentials import KeyPair
@@ -27,7 +34,7 @@ from baton_operator.cluster.api import (
     PD_DEPLOYMENT,
     SECRET,
     KubeApi,
-    Throttled,
+    NamespaceEnds,
 )
 from baton_operator.cluster.observe import Observed, observe
 from baton_operator.cluster.parents import Invalid, ParentStore
@@ -92,6 +99,8 @@ class Reconciler:
     def __init__(self, tools: Tools, apis: Apis, operator_namespace: str = "") -> None:
         self._tools = tools
         self._renderer = Renderer(RenderContext(apis, tools.make_pair, operator_namespace))
+        self._ending: dict[ObjectKey, str] = {}
+        """The uid of each object whose namespace is being deleted."""
 
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Run one pass; return seconds until the next one without an event, or None.
@@ -100,6 +109,7 @@ class Reconciler:
 
         1. Find the object as its watch told of it: one that is not known is gone or will be told
            of, and either way nothing is read. Leave it alone while it is deleted.
+           So is one whose namespace is: in that nothing is made again, and it ends with it.
         2. Decide: observe, plan, and compare what is there with what shall be.
         3. Read the object again if children must be written for another reason than its own change:
            it may be gone, or another. Decide once more if it, or its children, have changed.
@@ -111,13 +121,19 @@ class Reconciler:
             Throttled: the server asks to be left alone for a while; the status does not say so.
             ApiError: reading failed, or the status could not be written.
         """
+        try:
+            return await self._reconcile(key)
+        except NamespaceEnds as error:
+            return self._leave(key, error)
+
+    async def _reconcile(self, key: ObjectKey) -> float | None:
         parents = self._tools.parents
         is_fresh = parents.take_fresh(key)
         parent = parents.get(key)
         if isinstance(parent, Invalid):
             await self._tools.reporter.invalid(parent)
             return None
-        if parent is None or parent.is_deleting:
+        if parent is None or parent.is_deleting or parent.uid == self._ending.get(key):
             return self._left_alone(key)
         decision = await self._decide(parent)
         if not is_fresh and not decision.difference.is_none:
@@ -128,6 +144,15 @@ class Reconciler:
             if current is not parent or self._has_news(decision.seen, key):
                 decision = await self._decide(current)
         return await self._act(decision)
+
+    def _leave(self, key: ObjectKey, error: NamespaceEnds) -> float | None:
+        """Say that the object is left alone from now on, for its namespace is being deleted."""
+        parent = self._tools.parents.get(key)
+        if parent is not None:
+            self._ending[key] = parent.uid
+            extra = {"object": str(key), "why": str(error)}
+            log.info("left alone, its namespace is being deleted", extra=extra)
+        return self._left_alone(key)
 
     def _left_alone(self, key: ObjectKey) -> float | None:
         if self._tools.parents.get(key) is not None:
@@ -164,7 +189,7 @@ class Reconciler:
         await self._tell_new_keys(pdd, seen, results)
         results += await self._scale_unrecorded(decision)
         results += await self._remove(decision, results)
-        _pause_if_asked(results)
+        pause_if_asked(results)
         return await self._report(decision, results)
 
     async def _write(self, decision: _Decision) -> list[Result]:
@@ -176,7 +201,7 @@ class Reconciler:
         pdd, difference = decision.pdd, decision.difference
         children = decision.desired.render() if difference.unsettled else []
         results = await self._tools.applier.apply_all(pdd.key, pdd.uid, difference, children)
-        _pause_if_asked(results)
+        pause_if_asked(results)
         return results
 
     async def _remove(self, decision: _Decision, results: list[Result]) -> list[Result]:
@@ -276,6 +301,7 @@ class Reconciler:
             parents.seen(body, is_event=False)
 
     def _forget(self, key: ObjectKey) -> None:
+        self._ending.pop(key, None)
         self._renderer.forget(key)
         self._tools.records.forget(key)
         self._tools.reporter.forget(key)
@@ -330,13 +356,6 @@ class Reconciler:
 
 def _owner(pdd: PDDeployment) -> Owner:
     return Owner(pdd.key.namespace, pdd.key.name, pdd.uid)
-
-
-def _pause_if_asked(results: Iterable[Result]) -> None:
-    """Raise the longest wait that the server asked for, if it did."""
-    asked = [r.error for r in results if isinstance(r.error, Throttled)]
-    if asked:
-        raise max(asked, key=lambda error: error.retry_after_seconds)
 
 
 def _trouble(results: list[Result]) -> Trouble:

@@ -2,7 +2,8 @@
 
 One Event for each change, named by its content and the generation of the spec, so that a repeated
 reconcile posts nothing twice, and who goes back to a revision is told of it again.
-A lost Event harms nobody: failures are logged and counted by the API metrics, never raised.
+A lost Event harms nobody: failures are logged and counted by the API metrics, and not raised, but
+for the one that ends all writes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from baton_operator.children.revision import semantic_hash
-from baton_operator.cluster.api import EVENT, AlreadyExists, ApiError, KubeApi
+from baton_operator.cluster.api import EVENT, AlreadyExists, ApiError, KubeApi, NamespaceEnds
 from baton_operator.models import PDDeployment
 from baton_operator.names import API_VERSION, FIELD_MANAGER
 from baton_operator.status.conditions import timestamp
@@ -39,11 +40,10 @@ def notices(old: Json, new: Json) -> Iterator[Notice]:
     current = new.get("currentRevision", "")
     if current and current == update and current != old.get("currentRevision", ""):
         yield Notice("RolloutComplete", f"{current} serves every pair")
-    failed = (new.get("rollout") or {}).get("failedRevision", "")
+    rollout = new.get("rollout") or {}
+    failed, why = rollout.get("failedRevision", ""), rollout.get("failedReason", "")
     if failed and failed != (old.get("rollout") or {}).get("failedRevision", ""):
         text = f"{failed} made no progress within its deadline"
-        told = ("PodsFailing", "PodsRefused", "CapacityBlocked")
-        why = next(filter(None, (_message(new, each) for each in told)), "")
         yield Notice("RolloutFailed", f"{text}; {why}" if why else text, True)
     for kind in ("PodsRefused", "HandoffFellBack"):
         if _reason(new, kind, "True") and not _reason(old, kind, "True"):
@@ -54,7 +54,11 @@ def notices(old: Json, new: Json) -> Iterator[Notice]:
 
 
 async def post(kube: KubeApi, subject: PDDeployment, notice: Notice, now: float) -> None:
-    """Create the Event of a notice."""
+    """Create the Event of a notice.
+
+    Raises:
+        NamespaceEnds: there will be no more Events, nor anything else.
+    """
     owner, uid = subject.key, subject.uid
     digest = semantic_hash([uid, subject.generation, notice.reason, notice.message])
     manifest = {
@@ -80,6 +84,8 @@ async def post(kube: KubeApi, subject: PDDeployment, notice: Notice, now: float)
         await kube.create(EVENT, manifest, FIELD_MANAGER)
     except AlreadyExists:
         return
+    except NamespaceEnds:
+        raise
     except ApiError as error:
         log.warning("event not posted", extra={"object": str(owner), "error": str(error)})
 

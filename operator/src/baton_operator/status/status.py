@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton_operator.cluster.observe import Observed, PodRef
+from baton_operator.cluster.observe import Observed
 from baton_operator.models import PDDeployment, PDDeploymentSpec
 from baton_operator.names import WORKER_ROLES, Role
 from baton_operator.planning.deadline import Waited
@@ -19,6 +19,7 @@ from baton_operator.planning.pairs import Counts, served_pairs, usable
 from baton_operator.planning.plan import Memory, Plan
 from baton_operator.planning.rollout import Phase
 from baton_operator.pods.samples import Sample
+from baton_operator.status import causes
 from baton_operator.status.conditions import (
     Condition,
     Truth,
@@ -82,8 +83,9 @@ def deployment_status(
     """Return the whole status."""
     ready, existing = seen.ready(), seen.existing()
     updated = next((r.existing for r in seen.revisions if r.name == plan.update), Counts())
+    rollout = _rollout(plan, seen, pdd.status.get("rollout") or {})
     conditions = [
-        *_conditions(pdd.spec, plan, seen, trouble),
+        *_conditions(pdd.spec, plan, seen, trouble, rollout.get("failedReason", "")),
         *handoff_condition(pdd.spec, sample.kv),
     ]
     roles = [
@@ -102,7 +104,7 @@ def deployment_status(
         "prefill": f"{ready.prefill}/{plan.target.prefill}",
         "decode": f"{ready.decode}/{plan.target.decode}",
         "roles": roles,
-        "rollout": _rollout(plan, seen),
+        "rollout": rollout,
         **_told(sample),
         **handoff_status(pdd.spec, sample.kv),
         "conditions": merge_conditions(
@@ -139,7 +141,7 @@ def invalid_status(
     }
 
 
-def _rollout(plan: Plan, seen: Observed) -> dict[str, Any]:
+def _rollout(plan: Plan, seen: Observed, before: dict[str, Any]) -> dict[str, Any]:
     phase = plan.step.phase.value
     if plan.is_rolled_back:
         phase = "RolledBack" if plan.step.phase is Phase.COMPLETE else "RollingBack"
@@ -153,6 +155,8 @@ def _rollout(plan: Plan, seen: Observed) -> dict[str, Any]:
     }
     if plan.memory.failed:
         entry["failedRevision"] = plan.memory.failed
+        if why := causes.of_failure(seen, plan.memory.failed, before):
+            entry["failedReason"] = why
     if plan.memory.progress_at:
         entry["progressTime"] = timestamp(plan.memory.progress_at)
     if plan.memory.is_upgrade and plan.current != plan.update:
@@ -177,10 +181,10 @@ def _are_of(revision: str, gateways: Gateways | None) -> bool:
 
 
 def _conditions(
-    spec: PDDeploymentSpec, plan: Plan, seen: Observed, trouble: Trouble
+    spec: PDDeploymentSpec, plan: Plan, seen: Observed, trouble: Trouble, why_failed: str
 ) -> list[Condition]:
     parts = [*_roles(plan, seen), _gateway(spec, plan, seen)]
-    stalled = _stalled(plan, trouble)
+    stalled = _stalled(plan, trouble, why_failed)
     ready = _ready(spec, plan, parts, trouble)
     return [
         ready,
@@ -205,8 +209,9 @@ def _ready(
     if broken is not None:
         return Condition("Ready", Truth.FALSE, *broken)
     waiting = [part for part in parts if part.status is not Truth.TRUE]
-    if waiting:
-        return Condition("Ready", Truth.FALSE, waiting[0].reason, waiting[0].message)
+    if waiting:  # what the server refuses may be why, and people look here first
+        message = "; ".join((waiting[0].message, *trouble.refused))
+        return Condition("Ready", Truth.FALSE, waiting[0].reason, message)
     pairs = plan.step.pairs
     return Condition("Ready", Truth.TRUE, "PairsServing", f"{pairs} pair{'s' * (pairs != 1)}")
 
@@ -267,7 +272,7 @@ def _leaving(seen: Observed) -> str:
     return f"old gateways end their connections, by {timestamp(gateways.others_leave_by)} at latest"
 
 
-def _stalled(plan: Plan, trouble: Trouble) -> Condition:
+def _stalled(plan: Plan, trouble: Trouble, why_failed: str) -> Condition:
     broken = _broken(trouble)
     if broken is not None:
         return Condition("Stalled", Truth.TRUE, *broken)
@@ -275,6 +280,7 @@ def _stalled(plan: Plan, trouble: Trouble) -> Condition:
         return Condition("Stalled", Truth.TRUE, "WriteFailed", "; ".join(trouble.refused))
     if plan.has_failed:
         message = f"revision {plan.update} made no progress within its deadline"
+        message = f"{message}; {why_failed}" if why_failed else message
         return Condition("Stalled", Truth.TRUE, "ProgressDeadlineExceeded", message)
     return Condition("Stalled", Truth.FALSE, "Moving")
 
@@ -306,14 +312,8 @@ def _available(role: Role, have: int, want: int, seen: Observed) -> Condition:
 
 def _with_cause(message: str, seen: Observed, role: Role | None = None) -> str:
     """Return a message with what keeps pods from running, or from existing, when something does."""
-    pod = seen.failing_pod(role)
-    cause = seen.refusal(role) if pod is None else _pod_failure(pod)
+    cause = causes.of_role(seen, role)
     return f"{message}; {cause}" if cause else message
-
-
-def _pod_failure(pod: PodRef) -> str:
-    failure = pod.view.pod_failure
-    return f"pod {pod.name}: {failure.reason}: {failure.message}" if failure is not None else ""
 
 
 def _progress(plan: Plan) -> str:
@@ -341,7 +341,7 @@ def _pods(seen: Observed) -> Condition:
     pod = seen.failing_pod()
     if pod is None or pod.view.pod_failure is None:
         return Condition("PodsFailing", Truth.FALSE, "NoneFailing")
-    return Condition("PodsFailing", Truth.TRUE, pod.view.pod_failure.reason, _pod_failure(pod))
+    return Condition("PodsFailing", Truth.TRUE, pod.view.pod_failure.reason, causes.of_pod(pod))
 
 
 def _refused(seen: Observed) -> Condition:

@@ -1,4 +1,5 @@
-"""How an engine of several parts closes: all of them, whatever any of them says to it.
+"""How what has several parts closes, an engine or the worker around it: all of them, whatever any
+of them says to it.
 
 A part that is left open is a process that holds a device's memory, or memory that something still
 writes to. Knows no part.
@@ -29,7 +30,7 @@ def close_all(closes: Iterable[Callable[[], None]]) -> None:
         except RankDiedError as error:
             log.warning("closed without all ranks", extra={"why": str(error)})
         except Exception as error:
-            log.exception("a part of the engine failed to close; the others are closed too")
+            log.exception("a part failed to close; the others are closed too")
             first = first or error
     if first is not None:
         raise first

@@ -23,6 +23,7 @@ from baton_worker.addresses import bindable
 from baton_worker.config import ConfigError, HandoffConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool
+from baton_worker.engine.closing import close_all
 from baton_worker.handoff.address import advertised, check_advertised
 from baton_worker.handoff.api import (
     HandoffDelivered,
@@ -208,13 +209,12 @@ class ZmqKvTransport:
         self._call(partial(self._receiver.refuse, key, code, message))
 
     def close(self) -> None:
-        """End the thread and close every socket."""
+        """End the thread and close every socket, also behind one that fails to."""
         self._call(partial(setattr, self, "_closing", True))
         self._thread.join(timeout=5.0)
-        if self._agents is not None:
-            self._agents.close()  # which wakes who sends to a rank that takes nothing
-        self._pools.close()
-        self._security.close()
+        # Agents first: that wakes who sends to a rank that takes nothing.
+        agents = [] if self._agents is None else [self._agents.close]
+        close_all([*agents, self._pools.close, self._security.close])
 
     def _call(self, action: Callable[[], None]) -> None:
         self._calls.append(action)

@@ -27,6 +27,7 @@ from baton_worker.compatibility import (
 from baton_worker.config import ConfigError, ProcessConfig
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.build import build_engine
+from baton_worker.engine.closing import close_all
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.metrics import EngineMetrics
@@ -110,13 +111,26 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     worker.watchdog.start()
     with ending_on_fault():  # before the link could say goodbye
         worker.loop.run()
-    worker.watchdog.close()
-    worker.link.close(_CLOSE_SECONDS)
-    worker.transport.close()
-    starting.close()
-    worker.loop.parts.traces.tracing.close()
-    engine.close()
+    _close(worker, starting, engine)
     return 0
+
+
+def _close(worker: _Assembled, starting: Starting, engine: StepEngine) -> None:
+    """Close every part, the engine behind who uses its memory, also where another one fails.
+
+    Raises:
+        Exception: the first failure.
+    """
+    close_all(
+        [
+            worker.watchdog.close,
+            partial(worker.link.close, _CLOSE_SECONDS),
+            worker.transport.close,
+            starting.close,
+            worker.loop.parts.traces.tracing.close,
+            engine.close,
+        ]
+    )
 
 
 def _check(config: ProcessConfig, role: Role) -> None:

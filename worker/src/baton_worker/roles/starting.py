@@ -19,6 +19,7 @@ from types import FrameType
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import ProcessConfig
+from baton_worker.engine.closing import close_all
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.metrics import WeightMetrics
 from baton_worker.http_edge.metrics import HttpMetrics
@@ -69,9 +70,8 @@ class Starting:
         self.control.become(sources)
 
     def close(self) -> None:
-        """Stop listening."""
-        self.control.close()
-        self.health.close()
+        """Stop listening at both, whichever fails to."""
+        close_all([self.control.close, self.health.close])
 
     @contextlib.contextmanager
     def ending_on_signal(self) -> Iterator[None]:

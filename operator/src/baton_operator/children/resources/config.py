@@ -20,14 +20,14 @@ from baton_operator.names import Role
 _Dumper: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml's where it is built in: ten times as fast."""
 
-CONFIG_FOLDER = "/etc/baton"
-KEYS_FOLDER = "/etc/baton-keys"
-API_KEYS_FOLDER = "/etc/baton-api-keys"
-MODEL_MOUNT = "/models"
-CONTROL_FOLDER = "/run/baton"
+CONFIG_FOLDER = names.FOLDER_CONFIG
+KEYS_FOLDER = names.FOLDER_KEYS
+API_KEYS_FOLDER = names.FOLDER_API_KEYS
+MODEL_MOUNT = names.FOLDER_MODEL
+CONTROL_FOLDER = names.FOLDER_CONTROL
 CONTROL_SOCKET = f"{CONTROL_FOLDER}/control"
 """Where a worker takes orders: in a volume of its container, so nobody else can reach it."""
-SHARED_FOLDER = "/run/baton-kv"
+SHARED_FOLDER = names.FOLDER_SHARED
 """Where prefill and decode of one pod find each other's KV."""
 CONFIG_FILE = "config.yaml"
 API_KEYS_KEY = "api-keys"

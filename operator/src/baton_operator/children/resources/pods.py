@@ -1,7 +1,8 @@
 """Pod templates: the user's template with ours merged over it, under restricted pod security.
 
-What the pod contract needs always wins (configuration, ports, probes, drain); what only the user
-can know passes through (resources, nodes, tolerations, claims, volumes, extra containers).
+What only the user can know passes through (resources, nodes, tolerations, claims, volumes, extra
+containers). What the pod contract needs is ours (configuration, ports, drain), and a template that
+says it is refused before it comes here (`models.own_parts`), so that nothing of it is lost here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from baton_operator.models.pair_template import pair_template
 from baton_operator.names import ANNOTATION_RESTARTED, CONTAINER_NAME, Role
 
 POD_GROUP_ID = 65532
+_HOME = "HOME"
 _SECRET_MODE = 0o440
 _STARTUP_SECONDS = 3600
 _SOCKETS: Manifest = {"medium": "Memory", "sizeLimit": "1Mi"}
@@ -126,7 +128,9 @@ def _base(
     template: Manifest = _without_nulls(user)
     metadata = template["metadata"] = template.get("metadata") or {}
     labels = metadata.get("labels") or {}
-    metadata["labels"] = {**labels, **child_labels(owner.name, role, revision)}
+    recommended = child_labels(owner.name, role, revision)
+    own = {key: value for key, value in recommended.items() if names.is_own_key(key)}
+    metadata["labels"] = {**recommended, **labels, **own}
     pod = template["spec"] = template.get("spec") or {}
     pod.setdefault("serviceAccountName", names.service_account(owner.name))
     pod["automountServiceAccountToken"] = False
@@ -191,12 +195,13 @@ def _contract(container: Manifest, spec: PDDeploymentSpec, role: Role, image: st
 
 
 def _ports(container: Manifest, ours: Mapping[str, int]) -> list[Manifest]:
-    user = [p for p in container.get("ports") or [] if p.get("name") not in ours]
+    user = [p for p in container.get("ports") or [] if str(p.get("name")) not in ours]
     mine = [{"name": n, "containerPort": p, "protocol": "TCP"} for n, p in ours.items()]
     return mine + user
 
 
 def _probes(container: Manifest) -> None:
+    """Add the probes that the template does not have; an empty one there means none."""
     live = {"httpGet": {"path": "/healthz", "port": "health"}, "timeoutSeconds": 5}
     ready = {"httpGet": {"path": "/readyz", "port": "health"}, "timeoutSeconds": 5}
     period = 2
@@ -206,6 +211,9 @@ def _probes(container: Manifest) -> None:
     )
     container.setdefault("livenessProbe", {**live, "periodSeconds": 10, "failureThreshold": 6})
     container.setdefault("readinessProbe", {**ready, "periodSeconds": 2, "failureThreshold": 2})
+    for kind in ("startupProbe", "livenessProbe"):
+        if container[kind] == {}:
+            del container[kind]
 
 
 def _identity(role: Role, revision: str, *, is_paired: bool = False) -> list[Manifest]:
@@ -221,7 +229,8 @@ def _identity(role: Role, revision: str, *, is_paired: bool = False) -> list[Man
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in from_pod.items()
     ]
-    fixed = {"BATON_ROLE": role.value, "BATON_REVISION": revision, "HOME": "/tmp"}  # noqa: S108
+    home = names.FOLDER_TEMPORARY
+    fixed = {"BATON_ROLE": role.value, "BATON_REVISION": revision, _HOME: home}
     if is_paired:  # the variable that it names stands before it, as the kubelet wants
         fixed["BATON_POD_NAME"] = names.worker_id(f"$({own_name})", role, is_paired=True)
     return fields + [{"name": name, "value": value} for name, value in fixed.items()]
@@ -232,8 +241,14 @@ def _ranks(role: RoleSpec) -> list[Manifest]:
 
 
 def _env(container: Manifest, ours: list[Manifest]) -> None:
+    """Put ours before the user's, of which only a HOME may be otherwise: nothing of ours needs it.
+
+    What else has a name of ours is no valid spec (`models.own_parts`).
+    """
+    said = {str(entry.get("name")) for entry in container.get("env") or []}
+    ours = [entry for entry in ours if entry["name"] != _HOME or _HOME not in said]
     taken = {entry["name"] for entry in ours}
-    user = [e for e in container.get("env") or [] if e.get("name") not in taken]
+    user = [e for e in container.get("env") or [] if str(e.get("name")) not in taken]
     container["env"] = ours + user
 
 
@@ -252,7 +267,7 @@ def _mount_config(
 ) -> None:
     source = {"name": config_map, "items": [{"key": key, "path": config.CONFIG_FILE}]}
     _mount(pod, container, f"config{suffix}", {"configMap": source}, config.CONFIG_FOLDER)
-    _mount(pod, container, f"tmp{suffix}", {"emptyDir": {}}, "/tmp", readOnly=False)  # noqa: S108
+    _mount(pod, container, f"tmp{suffix}", {"emptyDir": {}}, names.FOLDER_TEMPORARY, readOnly=False)
 
 
 def _mount_model(pod: Manifest, container: Manifest, spec: PDDeploymentSpec) -> None:

@@ -41,9 +41,14 @@ class Round:
         self._queues.append(queue)
 
     def _go(self) -> None:
-        queues, self._queues = self._queues, []
-        for queue in queues:
-            queue.read_at_once()
+        queues, self._queues = iter(self._queues), []
+        try:
+            for queue in queues:
+                queue.read_at_once()
+        except BaseException:
+            for queue in queues:  # those behind it have a turn of their own, whatever ended this
+                self.add(queue)
+            raise
 
 
 class ClientQueue:
@@ -144,11 +149,24 @@ class ClientQueue:
             if len(deltas) <= MAX_TAKEN and at_once(deltas):
                 self._deltas, self._tokens = [], 0
                 return
-        except Exception as error:  # noqa: BLE001 - raised where the reader waits
-            waiter.set_exception(error)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised where the reader waits
+            waiter.set_exception(_raisable(error))
             del waiter  # which knows the error, whose traceback knows this frame
         self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _raisable(error: BaseException) -> Exception:
+    """Return what may be raised where a reader waits: a future takes no StopIteration, and a
+    CancelledError would read as if somebody had cancelled the reader.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    told = RuntimeError(f"what was to be answered at once raised {error!r}")
+    told.__cause__ = error
+    return told

@@ -1,0 +1,123 @@
+"""A worker that ends closes every part, and its engine last, whichever part fails to close."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from baton_worker.config import (
+    ControlConfig,
+    CurveConfig,
+    HandoffConfig,
+    HttpConfig,
+    LinkConfig,
+    ModelConfig,
+    ProcessConfig,
+)
+from baton_worker.handoff.zmq_transport import ZmqKvTransport
+from baton_worker.identity import Role
+from baton_worker.roles import process
+from baton_worker.roles.starting import SIGNALS, Starting
+
+PARTS = ["watchdog", "link", "transport", "control", "health", "tracing", "engine"]
+
+
+def configured(folder: Path) -> ProcessConfig:
+    return ProcessConfig(
+        model=ModelConfig("/nowhere"),
+        link=LinkConfig(gateways=("tcp://127.0.0.1:1",), curve=CurveConfig(enabled=False)),
+        handoff=HandoffConfig(bind="tcp://127.0.0.1:*"),
+        health=HttpConfig("127.0.0.1", 0),
+        control=ControlConfig(str(folder / "control")),
+    )
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, failing: tuple[str, ...]
+) -> tuple[list[str], Exception | None]:
+    """Run a worker whose loop ends at once; return what was closed, in order, and what it raised.
+
+    The listeners are the real ones.
+    """
+    closed: list[str] = []
+
+    def close(name: str) -> Mock:
+        def noted(*_: object) -> None:
+            closed.append(name)
+            if name in failing:
+                raise RuntimeError(f"{name} does not close")
+
+        return Mock(side_effect=noted)
+
+    def assembled(
+        config: ProcessConfig, role: Role, engine: object, starting: Starting
+    ) -> SimpleNamespace:
+        for name in ("control", "health"):
+            part = getattr(starting, name)
+            real, noted = part.close, close(name)
+            both = Mock(side_effect=lambda real=real, noted=noted: (real(), noted()))
+            monkeypatch.setattr(part, "close", both)
+        tracing = SimpleNamespace(close=close("tracing"))
+        parts = SimpleNamespace(traces=SimpleNamespace(tracing=tracing))
+        return SimpleNamespace(
+            loop=SimpleNamespace(run=Mock(), inbox=starting.inbox, parts=parts),
+            link=SimpleNamespace(start=Mock(), close=close("link")),
+            transport=SimpleNamespace(start=Mock(), close=close("transport")),
+            watchdog=SimpleNamespace(start=Mock(), close=close("watchdog")),
+        )
+
+    monkeypatch.setattr(process, "end_on_thread_fault", Mock())
+    monkeypatch.setattr(process, "_health_sources", Mock())
+    monkeypatch.setattr(process, "_assemble", assembled)
+    engine = SimpleNamespace(close=close("engine"))
+    monkeypatch.setattr(process, "_load_engine", lambda *_: engine)
+    before = [process.signal.getsignal(number) for number in SIGNALS]
+    try:
+        code = process.run_worker(configured(folder), Role.MIXED, on_ready=Mock())
+    except RuntimeError as error:
+        return closed, error
+    finally:
+        for number, handler in zip(SIGNALS, before, strict=True):
+            process.signal.signal(number, handler)
+    assert code == 0
+    return closed, None
+
+
+@pytest.mark.parametrize("failing", [(), *((name,) for name in PARTS), ("link", "transport")])
+def test_all_parts_are_closed_in_order_and_the_first_failure_is_raised(
+    failing: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    closed, error = run(monkeypatch, tmp_path, failing)
+    assert closed == PARTS
+    assert str(error) == (f"{failing[0]} does not close" if failing else "None")
+    told = [r for r in caplog.records if r.levelno >= logging.ERROR]
+    assert len(told) == len(failing) + bool({"control", "health"} & set(failing))
+
+
+def test_a_transport_closes_what_stands_behind_a_part_that_does_not_close(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = configured(tmp_path)
+    transport, _ = process._kv_transport(config, Role.PREFILL, Mock(), Mock(leases=None))
+    transport.start(Mock())
+    assert isinstance(transport, ZmqKvTransport)
+    real = transport._pools.close
+
+    def fails() -> None:
+        real()
+        raise RuntimeError("mapped")
+
+    monkeypatch.setattr(transport._pools, "close", fails)
+    security = Mock(side_effect=transport._security.close)
+    monkeypatch.setattr(transport, "_security", Mock(close=security))
+    with pytest.raises(RuntimeError, match="mapped"):
+        transport.close()
+    security.assert_called_once_with()
+    transport._context.term()  # which returns: no socket of it is open
