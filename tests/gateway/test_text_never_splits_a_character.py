@@ -1,9 +1,13 @@
 """Detokenised pieces join to the full decoding, and U+FFFD shows only where bytes are invalid."""
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
+from baton_worker.gateway.answers.prompt_entries import PromptText
 from baton_worker.gateway.text.detokenise import Detokeniser
 from baton_worker.gateway.text.vocabulary import Vocabulary, read_vocabulary
 
@@ -81,6 +85,64 @@ def test_sentencepiece_tokens_and_byte_tokens_decode_as_the_library_does(items):
     detokeniser = Detokeniser(vocabulary.text_bytes)
     text = "".join(detokeniser.feed([i]) for i in ids) + detokeniser.flush()
     assert text == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_a_marker_in_an_added_token_is_a_space():
+    """Gemma's runs of spaces are added tokens, and stand in tokenizer.json with their markers."""
+    tokenizer, pieces = sentencepiece()
+    tokenizer.add_tokens([AddedToken("▁" * n, normalized=False) for n in (2, 5)])
+    tokenizer.add_special_tokens(["<a▁name>"])
+    added = {i: (t.content, t.special) for i, t in tokenizer.get_added_tokens_decoder().items()}
+    vocabulary = read_vocabulary(DECODER, pieces, added)
+    ids = [2, *added, 4]
+    for skip in (True, False):
+        detokeniser = Detokeniser(vocabulary.as_text(skip_special=skip).text_bytes)
+        text = "".join(detokeniser.feed([i]) for i in ids)
+        assert text == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert vocabulary.names[min(added)] == "  "
+
+
+def prompt_text(vocabulary, ids):
+    found = PromptText(ids, vocabulary)
+    assert sum(found.find()) == len(ids)
+    assert len(found.offsets) == len(ids)
+    return found
+
+
+STRIPS = [
+    decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    ),
+    decoders.Metaspace(prepend_scheme="first"),
+]
+
+
+@pytest.mark.parametrize("decoder", STRIPS)
+@given(st.text("th ", max_size=12), st.booleans())
+def test_a_prompt_is_echoed_without_the_space_that_encoding_puts_before_it(decoder, text, skip):
+    tokenizer, pieces = sentencepiece()
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.decoder = decoder
+    document = json.loads(tokenizer.to_str())["decoder"]
+    ids = tokenizer.encode(text).ids
+    vocabulary = read_vocabulary(document, pieces, {1: ("<s>", True)})
+    found = prompt_text(vocabulary.as_text(skip_special=skip), [1, *ids])
+    before = "" if skip else "<s> " if text else "<s>"
+    assert found.text == before + text
+    assert found.offsets[-1] <= len(found.text)
+
+
+@pytest.mark.parametrize("decoder", [DECODER, {"type": "Metaspace", "prepend_scheme": "never"}])
+def test_a_prompt_that_begins_with_a_space_of_its_own_keeps_it(decoder):
+    vocabulary = read_vocabulary(decoder | {"replacement": "▁"}, {"▁": 0, "a": 1}, {})
+    found = prompt_text(vocabulary, [0, 1, 0])
+    assert (found.text, found.offsets) == (" a ", [0, 1, 2])
 
 
 def test_special_tokens_add_no_text_but_have_a_name():

@@ -42,17 +42,21 @@ class PromptText:
     """What a prompt's tokens add to the text, found once and a slice at a time.
 
     Attributes:
-        text: as far as it is found; special tokens add nothing to it, as in the output.
+        text: as far as it is found; special tokens add nothing to it, as in the output, and neither
+            does the space that a tokenizer puts before every text.
         offsets: the characters before each token, as far as they are found.
         json: the text, encoded.
     """
 
-    __slots__ = ("_detokeniser", "_n_characters", "_prompt", "json", "offsets", "text")
+    __slots__ = (
+        "_detokeniser", "_n_characters", "_n_leading", "_prompt", "json", "offsets", "text"
+    )  # fmt: skip
 
     def __init__(self, prompt: Sequence[int], vocabulary: Vocabulary) -> None:
         self._prompt = prompt
         self._detokeniser = Detokeniser(vocabulary.text_bytes)
         self._n_characters = 0
+        self._n_leading = vocabulary.n_leading
         self.text = ""
         self.offsets: list[int] = []
         self.json = JsonText()
@@ -64,13 +68,22 @@ class PromptText:
             pieces = []
             for token in tokens:
                 self.offsets.append(self._n_characters)
-                pieces.append(self._detokeniser.feed((token,)))
+                pieces.append(self._own(self._detokeniser.feed((token,))))
                 self._n_characters += len(pieces[-1])
             if len(self.offsets) == len(self._prompt):
                 pieces.append(self._detokeniser.flush())
             self.json.add("".join(pieces))
             self.text += "".join(pieces)
             yield len(tokens)
+
+    def _own(self, piece: str) -> str:
+        """Return what of a piece is the prompt's own."""
+        if not self._n_leading or not piece:
+            return piece
+        kept = piece.lstrip(" ")
+        n_dropped = min(len(piece) - len(kept), self._n_leading)
+        self._n_leading = 0 if kept else self._n_leading - n_dropped
+        return piece[n_dropped:]
 
 
 class _Entry(NamedTuple):
