@@ -149,8 +149,10 @@ def test_special_tokens_add_no_text_but_have_a_name():
     vocabulary = Vocabulary({0: b"</s>", 1: b"a", 2: b"\xe4\xbd"}, frozenset({0}))
     detokeniser = Detokeniser(vocabulary.text_bytes)
     assert detokeniser.feed([1, 0, 1]) == "aa"
-    assert (vocabulary.names[0], vocabulary.byte_lists[0]) == ("</s>", [60, 47, 115, 62])
-    assert (vocabulary.names[2], vocabulary.byte_lists[2]) == ("bytes:\\xe4\\xbd", [0xE4, 0xBD])
+    assert (vocabulary.names[0], vocabulary.names[2]) == ("</s>", "bytes:\\xe4\\xbd")
+    told = [json.loads(vocabulary.entries[i] % b"-0.5") for i in (0, 2)]
+    assert [entry["token"] for entry in told] == vocabulary.names.of([0, 2])
+    assert [entry["bytes"] for entry in told] == [[60, 47, 115, 62], [0xE4, 0xBD]]
 
 
 def test_a_padded_id_adds_nothing_and_breaks_nothing():

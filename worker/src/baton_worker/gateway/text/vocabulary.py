@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -67,14 +69,15 @@ class Vocabulary:
         text_bytes: what a token adds to the text; special tokens add nothing.
         names: a token's text in logprob entries; bytes that are no text by themselves show as
             `bytes:\\xe4\\xbd`, as OpenAI does.
-        byte_lists: a token's bytes in logprob entries.
+        entries: a token's entry in chat's logprobs as JSON, with `%b` where the logprob comes and
+            each other `%` twice.
         size: one more than the highest token id.
         longest: bytes of the longest token: a text of more than `n * longest` has more than n.
         n_leading: spaces at the beginning of a prompt, at most, that are the tokenizer's own.
     """
 
     __slots__ = (
-        "_with_special", "byte_lists", "longest", "n_leading", "names", "size", "text_bytes"
+        "_with_special", "entries", "longest", "n_leading", "names", "size", "text_bytes"
     )  # fmt: skip
 
     def __init__(
@@ -84,7 +87,7 @@ class Vocabulary:
         self.n_leading = n_leading
         self.size = max(full_bytes, default=-1) + 1
         self.names = OfEach(full_bytes, self.size, _printable)
-        self.byte_lists = OfEach(full_bytes, self.size, list)
+        self.entries = OfEach(full_bytes, self.size, _entry)
         self.text_bytes: Mapping[int, bytes] = _TextBytes(
             (i, b"" if i in special else data) for i, data in full_bytes.items()
         )
@@ -127,6 +130,11 @@ def _printable(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _entry(data: bytes) -> bytes:
+    name = msgspec.json.encode(_printable(data)).replace(b"%", b"%%")
+    return b'{"token":%b,"logprob":%%b,"bytes":%b}' % (name, msgspec.json.encode(list(data)))
 
 
 def _token_decoder(steps: list[Mapping[str, Any]]) -> Callable[[str], bytes]:
