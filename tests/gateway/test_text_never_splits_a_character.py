@@ -105,7 +105,7 @@ def test_a_marker_in_an_added_token_is_a_space():
 def prompt_text(vocabulary, ids):
     found = PromptText(ids, vocabulary)
     assert sum(found.find()) == len(ids)
-    assert len(found.offsets) == len(ids)
+    assert (len(found.offsets), found.n_characters) == (len(ids), len(found.text))
     return found
 
 
@@ -143,6 +143,12 @@ def test_a_prompt_that_begins_with_a_space_of_its_own_keeps_it(decoder):
     vocabulary = read_vocabulary(decoder | {"replacement": "▁"}, {"▁": 0, "a": 1}, {})
     found = prompt_text(vocabulary, [0, 1, 0])
     assert (found.text, found.offsets) == (" a ", [0, 1, 2])
+
+
+@given(st.binary(max_size=30), st.data())
+def test_a_prompt_that_ends_within_a_character_is_told_in_as_many_characters(raw, data):
+    full, ids = cut(raw, data.draw)
+    assert prompt_text(Vocabulary(full, frozenset()), ids).text == raw.decode("utf-8", "replace")
 
 
 def test_special_tokens_add_no_text_but_have_a_name():
