@@ -106,8 +106,9 @@ def load_tokenizer(folder: Path) -> GatewayTokenizer:
 
 def _set_ends(tokenizer: Any, config: dict[str, Any], folder: Path) -> None:
     """Put before and behind every text what `add_bos_token` and `add_eos_token` say, as
-    transformers does: where the configuration says either, what tokenizer.json adds is no longer
-    looked at. DeepSeek's adds nothing, and its models need the first token.
+    transformers 4 does: where the configuration says either, what tokenizer.json adds is no longer
+    looked at. DeepSeek's adds nothing, and its models need the first token. (transformers 5 passes
+    over both flags beside a tokenizer.json, and so begins DeepSeek-V3's texts without it.)
 
     Raises:
         ConfigError: a flag is no boolean, or its token none of the tokenizer's.
