@@ -6,7 +6,10 @@ core" divides by the gateway's CPU seconds, the making of the records taken off.
 same server sending as many prepared chunks: what HTTP alone costs.
 
     python tests/bench/bench_gateway.py [--seconds 3] [--streams 64] [--row-tokens 2]
-        [--completions] [--cases k=0 k=20] [--json FILE]
+        [--completions] [--cases k=0 k=20] [--tokenizer FOLDER] [--json FILE]
+
+`--tokenizer` reads the tokenizer.json of a folder; alternatives are then drawn from all of it,
+which no cache of a processor holds, and not from the signs of a small one.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import atexit
 import json
 import multiprocessing
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -55,8 +59,8 @@ UNAPPLIED_STEPS = 4
 _PRINTABLE = (5, 90)  # ids of ASCII letters and signs: every row is text, so none is held back
 _INFO = WorkerInfo(
     worker_id="mixed-0", role=int(Role.MIXED), wire_min=1, wire_max=1, semantic_hash=1,
-    config_hash="c", revision="", model="bench", vocab_size=512, max_model_len=4096, max_top_k=64,
-    max_running=4096, max_waiting=4096, kv_capacity_tokens=1 << 30,
+    config_hash="c", revision="", model="bench", vocab_size=1 << 20, max_model_len=4096,
+    max_top_k=64, max_running=4096, max_waiting=4096, kv_capacity_tokens=1 << 30,
 )  # fmt: skip
 
 
@@ -82,12 +86,13 @@ CASES = (Case("no logprobs", None), Case("k=0", 0), Case("k=5", 5), Case("k=20",
 
 
 class Load(NamedTuple):
-    """What is asked, of which endpoint, for how long a case."""
+    """What is asked, of which endpoint, for how long a case, and of which folder's tokenizer."""
 
     seconds: float
     streams: int
     row_tokens: int
     path: str
+    tokenizer: str
 
 
 @dataclass
@@ -100,8 +105,10 @@ class _Job:
 class BenchLink:
     """A GatewayLink whose one mixed worker has the next step ready whenever one is applied."""
 
-    def __init__(self, row_tokens: int) -> None:
+    def __init__(self, row_tokens: int, alternatives: tuple[int, int]) -> None:
+        """`alternatives`: the ids from which they are drawn."""
         self._rng = np.random.default_rng(1)
+        self._drawn = alternatives
         self._row_tokens = row_tokens
         self._jobs: dict[int, _Job] = {}
         self._inbox: deque[Command] = deque()
@@ -173,9 +180,14 @@ class BenchLink:
         return encode_step(columns, header, max_bytes=2 << 20)
 
     def _alternatives(self, n: Array, width: Array) -> Array:
-        """Return each token's alternatives, no two of which are the same."""
+        """Return each token's alternatives, no two of which are the same in a small vocabulary, and
+        hardly ever in a large one.
+        """
         counts = np.repeat(np.maximum(width.astype(np.int64) - 1, 0), n)
-        low, high = _PRINTABLE
+        low, high = self._drawn
+        if high > 512:
+            anywhere: Array = self._rng.integers(low, high, int(counts.sum()), np.int32)
+            return anywhere
         firsts = np.repeat(self._rng.integers(0, high - low, len(counts)), counts)
         ends = np.cumsum(counts)
         within = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
@@ -208,7 +220,17 @@ class BenchLink:
         )
 
 
-def _model_folder(folder: Path) -> Path:
+def _model_folder(folder: Path, tokenizer: str) -> Path:
+    if tokenizer:
+        shutil.copy(Path(tokenizer) / "tokenizer.json", folder)
+    else:
+        _train(folder / "tokenizer.json")
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+def _train(path: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -216,10 +238,7 @@ def _model_folder(folder: Path) -> Path:
     trainer = trainers.BpeTrainer(vocab_size=512, initial_alphabet=alphabet, show_progress=False)
     text = (Path(__file__).parent.parent.parent / "docs" / "architecture.md").read_text()
     tokenizer.train_from_iterator(text.splitlines(), trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    return folder
+    tokenizer.save(str(path))
 
 
 def _client(port: int, path: str, streams: int, body: bytes, pipe: Connection) -> None:
@@ -295,10 +314,11 @@ def measure_gateway(load: Load, cases: Sequence[Case]) -> dict[str, Measured]:
     """Return each case's rate."""
     model = tempfile.TemporaryDirectory()
     atexit.register(model.cleanup)  # the service reads it on its own thread, later
-    tokenizer = load_tokenizer(_model_folder(Path(model.name)))
+    tokenizer = load_tokenizer(_model_folder(Path(model.name), load.tokenizer))
     gateway = GatewayConfig(http=HttpConfig(port=0))
     config = ProcessConfig(model=ModelConfig(model.name, "bench"), gateway=gateway)
-    link, registry = BenchLink(load.row_tokens), CollectorRegistry()
+    drawn = (0, tokenizer.vocabulary.size) if load.tokenizer else _PRINTABLE
+    link, registry = BenchLink(load.row_tokens, drawn), CollectorRegistry()
     factory = MetricFactory(registry, "bench", "gateway")
     service: list[GatewayService] = []
 
@@ -371,11 +391,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--row-tokens", type=int, default=2, help="tokens of a row, in the mean")
     parser.add_argument("--completions", action="store_true", help="not of the chat endpoint")
+    parser.add_argument("--tokenizer", default="", help="a folder with a tokenizer.json")
     names = [case.name for case in CASES]
     parser.add_argument("--cases", nargs="+", choices=names, default=names, help="which of them")
     options = parser.parse_args()
     path = COMPLETIONS if options.completions else CHAT
-    load = Load(options.seconds, options.streams, options.row_tokens, path)
+    load = Load(options.seconds, options.streams, options.row_tokens, path, options.tokenizer)
     ceiling = measure_ceiling(load)
     rates = measure_gateway(load, [case for case in CASES if case.name in options.cases])
     rows = [

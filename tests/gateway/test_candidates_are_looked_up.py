@@ -29,20 +29,20 @@ def test_logprobs_are_named_without_the_tokenizer(start_gateway, monkeypatch, st
 
 
 def test_a_name_is_made_once(tokenizer):
-    names, byte_lists = tokenizer.vocabulary.names, tokenizer.vocabulary.byte_lists
+    names, entries = tokenizer.vocabulary.names, tokenizer.vocabulary.entries
     for token in range(tokenizer.vocabulary.size):
         assert names[token] is names[token]
-        assert byte_lists[token] is byte_lists[token]
+        assert entries[token] is entries[token]
 
 
 def test_many_are_named_as_each_is_and_ids_without_a_token_as_no_bytes(tokenizer):
-    names, byte_lists = tokenizer.vocabulary.names, tokenizer.vocabulary.byte_lists
+    names, entries = tokenizer.vocabulary.names, tokenizer.vocabulary.entries
     size = tokenizer.vocabulary.size
     for ids in (range(size), [size - 1, size, size + 7, 0], []):
         assert names.of(ids) == [names[token] for token in ids]
-        assert byte_lists.of(ids) == [byte_lists[token] for token in ids]
+        assert entries.of(ids) == [entries[token] for token in ids]
     assert names.of([size]) == [""]
-    assert byte_lists.of([size]) == [[]]
+    assert entries.of([size]) == [b'{"token":"","logprob":%b,"bytes":[]}']
 
 
 def test_an_id_far_beyond_all_others_costs_no_memory():

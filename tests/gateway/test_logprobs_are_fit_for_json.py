@@ -1,9 +1,12 @@
 """Logprob entries: one per token, finite, alternatives apart from the sampled token's column."""
 
+import json
 import math
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton_worker.gateway.answers.logprob_entries import (
     FLOOR,
@@ -37,7 +40,7 @@ def test_ordinary_values_stay_exactly_as_they_were():
 def test_chat_entries_hold_the_k_alternatives_and_not_the_sampled_column():
     made = chat_logprobs(delta([1, 4], [-0.5, -0.25], [0, 2, 1, 0], [-0.1, LOWEST, -0.2, -0.3]),
                          VOCABULARY, 2)  # fmt: skip
-    shown = msgspec.to_builtins(made)["content"]
+    shown = json.loads(msgspec.json.encode(made))["content"]
     assert [(e["token"], e["logprob"], e["bytes"]) for e in shown] == [
         ("b", -0.5, [98]),
         ("</s>", -0.25, list(b"</s>")),
@@ -65,7 +68,40 @@ def test_of_two_alternatives_with_one_text_the_likelier_counts():
 
 def test_without_alternatives_there_is_the_token_alone():
     assert completion_logprobs(delta([1], [-0.5]), VOCABULARY, 0).top_logprobs == [{"b": -0.5}]
-    assert chat_logprobs(delta([1], [-0.5]), VOCABULARY, 0).content[0].top_logprobs == []
+    (entry,) = chat_logprobs(delta([1], [-0.5]), VOCABULARY, 0).content
+    assert json.loads(bytes(entry))["top_logprobs"] == []
+
+
+LOGPROBS = st.floats(max_value=0.0) | st.sampled_from([math.nan, math.inf, LOWEST])
+
+
+class Alternative(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class Token(Alternative):
+    top_logprobs: list[Alternative]
+
+
+@given(st.lists(st.binary(max_size=6), min_size=1, max_size=6), st.data())
+def test_entries_are_what_encoding_them_as_objects_gives(full, data):
+    """Quotes, signs of formatting and halves of characters too, and every digit of a logprob."""
+    k, n = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 3))
+    ids = data.draw(st.lists(st.integers(0, 8), min_size=n * (k + 1), max_size=n * (k + 1)))
+    values = data.draw(st.lists(LOGPROBS, min_size=n * (k + 1), max_size=n * (k + 1)))
+    vocabulary = Vocabulary(dict(enumerate([*full, b'%b%%"', b"%(a)s"])), frozenset())
+    made = chat_logprobs(delta(ids[:n], values[:n], ids[n:], values[n:]), vocabulary, k)
+
+    def told(ids, values):
+        datas = [vocabulary.text_bytes[token_id] for token_id in ids]
+        return zip(vocabulary.names.of(ids), finite(values), map(list, datas), strict=True)
+
+    top = [Alternative(*each) for each in told(ids[n:], values[n:])]
+    each = enumerate(told(ids[:n], values[:n]))
+    expected = [Token(*one, top[i * k : (i + 1) * k]) for i, one in each]
+    assert msgspec.json.encode(made.content) == msgspec.json.encode(expected)
 
 
 def test_a_count_of_logprobs_other_than_of_tokens_is_an_error():

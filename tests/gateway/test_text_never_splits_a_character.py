@@ -1,9 +1,13 @@
 """Detokenised pieces join to the full decoding, and U+FFFD shows only where bytes are invalid."""
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
+from baton_worker.gateway.answers.prompt_entries import PromptText
 from baton_worker.gateway.text.detokenise import Detokeniser
 from baton_worker.gateway.text.vocabulary import Vocabulary, read_vocabulary
 
@@ -83,12 +87,78 @@ def test_sentencepiece_tokens_and_byte_tokens_decode_as_the_library_does(items):
     assert text == tokenizer.decode(ids, skip_special_tokens=False)
 
 
+def test_a_marker_in_an_added_token_is_a_space():
+    """Gemma's runs of spaces are added tokens, and stand in tokenizer.json with their markers."""
+    tokenizer, pieces = sentencepiece()
+    tokenizer.add_tokens([AddedToken("▁" * n, normalized=False) for n in (2, 5)])
+    tokenizer.add_special_tokens(["<a▁name>"])
+    added = {i: (t.content, t.special) for i, t in tokenizer.get_added_tokens_decoder().items()}
+    vocabulary = read_vocabulary(DECODER, pieces, added)
+    ids = [2, *added, 4]
+    for skip in (True, False):
+        detokeniser = Detokeniser(vocabulary.as_text(skip_special=skip).text_bytes)
+        text = "".join(detokeniser.feed([i]) for i in ids)
+        assert text == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert vocabulary.names[min(added)] == "  "
+
+
+def prompt_text(vocabulary, ids):
+    found = PromptText(ids, vocabulary)
+    assert sum(found.find()) == len(ids)
+    assert (len(found.offsets), found.n_characters) == (len(ids), len(found.text))
+    return found
+
+
+STRIPS = [
+    decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    ),
+    decoders.Metaspace(prepend_scheme="first"),
+]
+
+
+@pytest.mark.parametrize("decoder", STRIPS)
+@given(st.text("th ", max_size=12), st.booleans())
+def test_a_prompt_is_echoed_without_the_space_that_encoding_puts_before_it(decoder, text, skip):
+    tokenizer, pieces = sentencepiece()
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.decoder = decoder
+    document = json.loads(tokenizer.to_str())["decoder"]
+    ids = tokenizer.encode(text).ids
+    vocabulary = read_vocabulary(document, pieces, {1: ("<s>", True)})
+    found = prompt_text(vocabulary.as_text(skip_special=skip), [1, *ids])
+    before = "" if skip else "<s> " if text else "<s>"
+    assert found.text == before + text
+    assert found.offsets[-1] <= len(found.text)
+
+
+@pytest.mark.parametrize("decoder", [DECODER, {"type": "Metaspace", "prepend_scheme": "never"}])
+def test_a_prompt_that_begins_with_a_space_of_its_own_keeps_it(decoder):
+    vocabulary = read_vocabulary(decoder | {"replacement": "▁"}, {"▁": 0, "a": 1}, {})
+    found = prompt_text(vocabulary, [0, 1, 0])
+    assert (found.text, found.offsets) == (" a ", [0, 1, 2])
+
+
+@given(st.binary(max_size=30), st.data())
+def test_a_prompt_that_ends_within_a_character_is_told_in_as_many_characters(raw, data):
+    full, ids = cut(raw, data.draw)
+    assert prompt_text(Vocabulary(full, frozenset()), ids).text == raw.decode("utf-8", "replace")
+
+
 def test_special_tokens_add_no_text_but_have_a_name():
     vocabulary = Vocabulary({0: b"</s>", 1: b"a", 2: b"\xe4\xbd"}, frozenset({0}))
     detokeniser = Detokeniser(vocabulary.text_bytes)
     assert detokeniser.feed([1, 0, 1]) == "aa"
-    assert (vocabulary.names[0], vocabulary.byte_lists[0]) == ("</s>", [60, 47, 115, 62])
-    assert (vocabulary.names[2], vocabulary.byte_lists[2]) == ("bytes:\\xe4\\xbd", [0xE4, 0xBD])
+    assert (vocabulary.names[0], vocabulary.names[2]) == ("</s>", "bytes:\\xe4\\xbd")
+    told = [json.loads(vocabulary.entries[i] % b"-0.5") for i in (0, 2)]
+    assert [entry["token"] for entry in told] == vocabulary.names.of([0, 2])
+    assert [entry["bytes"] for entry in told] == [[60, 47, 115, 62], [0xE4, 0xBD]]
 
 
 def test_a_padded_id_adds_nothing_and_breaks_nothing():

@@ -201,7 +201,7 @@ class CompletionParts(ChoiceParts):
     def _add_tokens(self, part: Delta) -> None:
         k = self._request.params.logprobs_k
         if k >= 0:
-            n_before = len(self._prompt_text.text) if self._prompt_text else 0
+            n_before = self._prompt_text.n_characters if self._prompt_text else 0
             made = completion_logprobs(part, self._vocabulary, k, n_before)
             self._append(self._lists, made.tokens, made.token_logprobs, made.top_logprobs)
             self._lists[3].add(made.text_offset)

@@ -1,6 +1,7 @@
 """Logprobs in OpenAI's two shapes: chat's entries and completions' parallel lists.
 
-Pure. Owns that a delta has exactly one entry per token and that JSON never sees NaN or an infinity.
+Pure. Chat's are put together of what the vocabulary has encoded of each token. Owns that a delta
+has exactly one entry per token and that JSON never sees NaN or an infinity.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from baton_worker.gateway.answers.json_pieces import encode
 from baton_worker.gateway.output.sequence import Delta, DraftScore
 from baton_worker.gateway.text.vocabulary import Vocabulary
 
@@ -17,27 +19,12 @@ FLOOR = -9999.0
 """What OpenAI shows for a token that is all but impossible (float32's lowest, or -inf)."""
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
-    """One alternative at a position."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(msgspec.Struct, frozen=True):
-    """One output token; `top_logprobs` are the k most likely, whether or not it is among them."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
-
-
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """`choices[].logprobs` of the chat endpoint."""
+    """`choices[].logprobs` of the chat endpoint: JSON of each output token's entry, in which
+    `top_logprobs` are the k most likely, whether or not it is among them.
+    """
 
-    content: list[TokenLogprob]
+    content: list[msgspec.Raw]
     refusal: None = None
 
 
@@ -56,7 +43,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 class ChatDraftLogprobs(msgspec.Struct, frozen=True):
     """`choices[].draft_logprobs` of the chat endpoint: null where there is none for a token."""
 
-    content: list[TokenLogprob | None]
+    content: list[msgspec.Raw | None]
 
 
 class CompletionDraftLogprobs(msgspec.Struct, frozen=True):
@@ -69,46 +56,59 @@ class CompletionDraftLogprobs(msgspec.Struct, frozen=True):
 
 def chat_draft_logprobs(delta: Delta, vocabulary: Vocabulary) -> ChatDraftLogprobs:
     """Return what the draft model said of each of a delta's tokens."""
-    return ChatDraftLogprobs([draft and _chat_entry(draft, vocabulary) for draft in delta.drafts])
+    return ChatDraftLogprobs([draft and _draft_entry(draft, vocabulary) for draft in delta.drafts])
+
+
+def _draft_entry(draft: DraftScore, vocabulary: Vocabulary) -> msgspec.Raw:
+    templates = vocabulary.entries.of([draft.token_id, *draft.topk_tokens])
+    return _entry(templates, finite([draft.logprob, *draft.topk_logprobs]))
 
 
 def completion_draft_logprobs(delta: Delta, vocabulary: Vocabulary) -> CompletionDraftLogprobs:
     """Return what the draft model said of each of a delta's tokens, as parallel lists."""
-    names = vocabulary.names
-    entries = [draft and _chat_entry(draft, vocabulary) for draft in delta.drafts]
+    names, drafts = vocabulary.names, delta.drafts
     return CompletionDraftLogprobs(
-        [entry.token if entry else None for entry in entries],
-        [entry.logprob if entry else None for entry in entries],
+        [names[draft.token_id] if draft else None for draft in drafts],
+        [finite([draft.logprob])[0] if draft else None for draft in drafts],
         [
             draft
             and {names[draft.token_id]: finite([draft.logprob])[0]}
             | first_wins(names.of(draft.topk_tokens), finite(draft.topk_logprobs))
-            for draft in delta.drafts
+            for draft in drafts
         ],
     )
 
 
-def _chat_entry(draft: DraftScore, vocabulary: Vocabulary) -> TokenLogprob:
-    names, byte_lists = vocabulary.names, vocabulary.byte_lists
-    top = map(
-        TopLogprob,
-        names.of(draft.topk_tokens),
-        finite(draft.topk_logprobs),
-        byte_lists.of(draft.topk_tokens),
-    )
-    token = draft.token_id
-    return TokenLogprob(names[token], finite([draft.logprob])[0], byte_lists[token], list(top))
-
-
 def chat_logprobs(delta: Delta, vocabulary: Vocabulary, k: int) -> ChatLogprobs:
-    """Return a delta's entries, each with its `k` alternatives."""
-    names, byte_lists = vocabulary.names, vocabulary.byte_lists
-    ids, tokens = delta.topk_tokens, delta.token_ids
-    top = list(map(TopLogprob, names.of(ids), finite(delta.topk_logprobs), byte_lists.of(ids)))
-    told = zip(names.of(tokens), finite(delta.logprobs), byte_lists.of(tokens), strict=True)
+    """Return a delta's entries, each with its `k` alternatives.
+
+    Raises:
+        ValueError: there are not as many logprobs as tokens.
+    """
+    tokens, top = delta.token_ids, delta.topk_tokens
+    entries, values = vocabulary.entries, delta.topk_logprobs
+    if len(tokens) == 1 and len(delta.logprobs) == 1:  # what nearly every delta has
+        return ChatLogprobs([_entry(entries.of(tokens + top), finite(delta.logprobs + values))])
+    templates, values = entries.of(top), finite(values)
+    told = zip(entries.of(tokens), finite(delta.logprobs), strict=True)
     return ChatLogprobs(
-        [TokenLogprob(*one, top[i * k : (i + 1) * k]) for i, one in enumerate(told)]
+        [
+            _entry(
+                [template, *templates[i * k : (i + 1) * k]],
+                [logprob, *values[i * k : (i + 1) * k]],
+            )
+            for i, (template, logprob) in enumerate(told)
+        ]
     )
+
+
+def _entry(templates: list[bytes], logprobs: list[float]) -> msgspec.Raw:
+    """Return a token's entry; of templates and logprobs the first is its own, and the others are
+    its alternatives'. No object is made of an alternative.
+    """
+    own, top = templates[0][:-1], b",".join(templates[1:])
+    numbers = encode(logprobs)[1:-1].split(b",")
+    return msgspec.Raw(b'%b,"top_logprobs":[%b]}' % (own, top) % tuple(numbers))
 
 
 def completion_logprobs(

@@ -166,7 +166,7 @@ class CompletionFormat:
         k = self._request.params.logprobs_k
         if k < 0:
             return None
-        n_before = len(echoed.text) if echoed else 0
+        n_before = echoed.n_characters if echoed else 0
         made = completion_logprobs(delta, self._vocabulary, k, n_before)
         if echoed is None or not with_prompt:
             return made

@@ -42,20 +42,30 @@ class PromptText:
     """What a prompt's tokens add to the text, found once and a slice at a time.
 
     Attributes:
-        text: as far as it is found; special tokens add nothing to it, as in the output.
+        n_characters: of the text, as far as it is found.
         offsets: the characters before each token, as far as they are found.
         json: the text, encoded.
     """
 
-    __slots__ = ("_detokeniser", "_n_characters", "_prompt", "json", "offsets", "text")
+    __slots__ = (
+        "_detokeniser", "_n_leading", "_prompt", "_texts", "json", "n_characters", "offsets"
+    )  # fmt: skip
 
     def __init__(self, prompt: Sequence[int], vocabulary: Vocabulary) -> None:
         self._prompt = prompt
         self._detokeniser = Detokeniser(vocabulary.text_bytes)
-        self._n_characters = 0
-        self.text = ""
+        self._n_leading = vocabulary.n_leading
+        self._texts: list[str] = []
+        self.n_characters = 0
         self.offsets: list[int] = []
         self.json = JsonText()
+
+    @property
+    def text(self) -> str:
+        """As far as it is found; special tokens add nothing to it, as in the output, and neither
+        does the space that a tokenizer puts before every text. Who calls bounds how long it is.
+        """
+        return "".join(self._texts)
 
     def find(self) -> Iterator[int]:
         """Find the rest; yields after each slice how many tokens it had."""
@@ -63,14 +73,24 @@ class PromptText:
             tokens = self._prompt[start : start + SLICE_ENTRIES]
             pieces = []
             for token in tokens:
-                self.offsets.append(self._n_characters)
-                pieces.append(self._detokeniser.feed((token,)))
-                self._n_characters += len(pieces[-1])
+                self.offsets.append(self.n_characters)
+                pieces.append(self._own(self._detokeniser.feed((token,))))
+                self.n_characters += len(pieces[-1])
             if len(self.offsets) == len(self._prompt):
                 pieces.append(self._detokeniser.flush())
-            self.json.add("".join(pieces))
-            self.text += "".join(pieces)
+                self.n_characters += len(pieces[-1])
+            self._texts.append("".join(pieces))
+            self.json.add(self._texts[-1])
             yield len(tokens)
+
+    def _own(self, piece: str) -> str:
+        """Return what of a piece is the prompt's own."""
+        if not self._n_leading or not piece:
+            return piece
+        kept = piece.lstrip(" ")
+        n_dropped = min(len(piece) - len(kept), self._n_leading)
+        self._n_leading = 0 if kept else self._n_leading - n_dropped
+        return piece[n_dropped:]
 
 
 class _Entry(NamedTuple):

@@ -6,11 +6,11 @@ Knows nothing of requests; the chat template is rendered by `chat_template`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer, processors
 
 from baton_worker.compatibility import chat_source, special_token, tokenizer_config
@@ -27,6 +27,12 @@ _SENTENCEPIECE_ALONE = (
     "; the folder has tokenizer.model alone: load it with transformers' AutoTokenizer and save it"
     " with save_pretrained, which writes tokenizer.json"
 )
+
+
+class _Document(msgspec.Struct):
+    """What of tokenizer.json the library does not tell; the rest, megabytes, becomes no object."""
+
+    decoder: dict[str, Any] | None = None
 
 
 class GatewayTokenizer:
@@ -77,9 +83,9 @@ def load_tokenizer(folder: Path) -> GatewayTokenizer:
     """
     path = folder / "tokenizer.json"
     try:
-        text = path.read_text()
-        document = json.loads(text)
-        tokenizer = Tokenizer.from_str(text)
+        content = path.read_bytes()
+        tokenizer = Tokenizer.from_buffer(content)
+        decoder = msgspec.json.decode(content, type=_Document).decoder
     except OSError as error:
         hint = _SENTENCEPIECE_ALONE if (folder / "tokenizer.model").exists() else ""
         raise ConfigError(f"model.path: {path}: {error.strerror}{hint}") from error
@@ -88,7 +94,7 @@ def load_tokenizer(folder: Path) -> GatewayTokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     try:
-        vocabulary = _vocabulary(tokenizer, document)
+        vocabulary = _vocabulary(tokenizer, decoder)
     except UnsupportedTokenizerError as error:
         raise ConfigError(f"model.path: {path}: {error}") from error
     config, source = tokenizer_config(folder), chat_source(folder)
@@ -100,8 +106,9 @@ def load_tokenizer(folder: Path) -> GatewayTokenizer:
 
 def _set_ends(tokenizer: Any, config: dict[str, Any], folder: Path) -> None:
     """Put before and behind every text what `add_bos_token` and `add_eos_token` say, as
-    transformers does: where the configuration says either, what tokenizer.json adds is no longer
-    looked at. DeepSeek's adds nothing, and its models need the first token.
+    transformers 4 does: where the configuration says either, what tokenizer.json adds is no longer
+    looked at. DeepSeek's adds nothing, and its models need the first token. (transformers 5 passes
+    over both flags beside a tokenizer.json, and so begins DeepSeek-V3's texts without it.)
 
     Raises:
         ConfigError: a flag is no boolean, or its token none of the tokenizer's.
@@ -144,10 +151,10 @@ def _end(tokenizer: Any, config: dict[str, Any], name: str) -> list[dict[str, An
     return [{"id": name, "ids": [token_id], "tokens": [token]}]
 
 
-def _vocabulary(tokenizer: Any, document: dict[str, Any]) -> Vocabulary:
+def _vocabulary(tokenizer: Any, decoder: dict[str, Any] | None) -> Vocabulary:
     added = {
         i: (token.content, bool(token.special))
         for i, token in tokenizer.get_added_tokens_decoder().items()
     }
     tokens = tokenizer.get_vocab(with_added_tokens=False)
-    return read_vocabulary(document.get("decoder"), tokens, added)
+    return read_vocabulary(decoder, tokens, added)

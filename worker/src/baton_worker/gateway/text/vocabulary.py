@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -67,18 +69,25 @@ class Vocabulary:
         text_bytes: what a token adds to the text; special tokens add nothing.
         names: a token's text in logprob entries; bytes that are no text by themselves show as
             `bytes:\\xe4\\xbd`, as OpenAI does.
-        byte_lists: a token's bytes in logprob entries.
+        entries: a token's entry in chat's logprobs as JSON, with `%b` where the logprob comes and
+            each other `%` twice.
         size: one more than the highest token id.
         longest: bytes of the longest token: a text of more than `n * longest` has more than n.
+        n_leading: spaces at the beginning of a prompt, at most, that are the tokenizer's own.
     """
 
-    __slots__ = ("_with_special", "byte_lists", "longest", "names", "size", "text_bytes")
+    __slots__ = (
+        "_with_special", "entries", "longest", "n_leading", "names", "size", "text_bytes"
+    )  # fmt: skip
 
-    def __init__(self, full_bytes: Mapping[int, bytes], special: frozenset[int]) -> None:
+    def __init__(
+        self, full_bytes: Mapping[int, bytes], special: frozenset[int], n_leading: int = 0
+    ) -> None:
         """Build from each token's bytes, special tokens' literal text included."""
+        self.n_leading = n_leading
         self.size = max(full_bytes, default=-1) + 1
         self.names = OfEach(full_bytes, self.size, _printable)
-        self.byte_lists = OfEach(full_bytes, self.size, list)
+        self.entries = OfEach(full_bytes, self.size, _entry)
         self.text_bytes: Mapping[int, bytes] = _TextBytes(
             (i, b"" if i in special else data) for i, data in full_bytes.items()
         )
@@ -106,10 +115,14 @@ def read_vocabulary(
     Raises:
         UnsupportedTokenizerError: the decoder is neither byte-level nor sentencepiece.
     """
-    to_bytes = _token_decoder(decoder)
+    steps = _steps(decoder)
+    to_bytes = _token_decoder(steps)
     full = {i: to_bytes(token) for token, i in tokens.items()}
-    full.update((i, content.encode()) for i, (content, _) in added.items())
-    return Vocabulary(full, frozenset(i for i, (_, special) in added.items() if special))
+    # Gemma's runs of spaces are added tokens, with markers; byte-level ones are as they stand
+    of_added = str.encode if to_bytes is _byte_level else to_bytes
+    full.update((i, of_added(content)) for i, (content, _) in added.items())
+    special = frozenset(i for i, (_, is_special) in added.items() if is_special)
+    return Vocabulary(full, special, _n_leading(steps))
 
 
 def _printable(data: bytes) -> str:
@@ -119,14 +132,29 @@ def _printable(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _token_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
-    steps = _steps(decoder)
+def _entry(data: bytes) -> bytes:
+    name = msgspec.json.encode(_printable(data)).replace(b"%", b"%%")
+    return b'{"token":%b,"logprob":%%b,"bytes":%b}' % (name, msgspec.json.encode(list(data)))
+
+
+def _token_decoder(steps: list[Mapping[str, Any]]) -> Callable[[str], bytes]:
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
         return _byte_level
     if kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"} and kinds:
         return _sentencepiece(steps)
     raise UnsupportedTokenizerError(f"tokenizer decoder {sorted(kinds)} is not supported")
+
+
+def _n_leading(steps: list[Mapping[str, Any]]) -> int:
+    """Return how many spaces decoding drops, as encoding has put them before a text."""
+    n = 0
+    for step in steps:
+        if step["type"] == "Strip" and step["content"] == " ":
+            n += step["start"]
+        if step["type"] == "Metaspace" and step.get("prepend_scheme") != "never":
+            n += 1
+    return n
 
 
 def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
