@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Generator
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -38,6 +39,18 @@ MATRICES = {"engine/device": 2, "engine/serving": 1, "ops/cuda_on_host": 2}
 """Folders of which a case is an engine that serves, or a kernel of hundreds of fibers, and how many
 cases a test there has that does not say otherwise.
 """
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected, of which all stays: a sixth of what that takes
+    a process (measured: 6.6 s of a processor, and 7.8 with it).
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
