@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,6 +115,7 @@ markers =
 """
 
 
+@pytest.mark.slow
 def test_the_others_are_slow_tests(tmp_path: Path) -> None:
     for name in ("test_it.py", "test_other.py"):
         (tmp_path / name).write_text(TESTS)
