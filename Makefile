@@ -29,8 +29,8 @@ test: env lint unit ops-cuda ops-arguments integration node-or-say e2e faults fu
 lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 	@$(PY) tools/lint.py
 
-unit: env ## Fast tests, in a process more than there are processors (some six minutes of processor time)
-	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'not slow and not e2e' --ignore tests/e2e tests
+unit: env ## Fast tests, in a process more than there are processors (some three minutes of processor time)
+	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'not slow and not e2e and not gpu' --ignore tests/e2e tests
 
 e2e: env slow ## Slow tests, then real deployments, a few at once: PD equals mixed, kill -9 of each, 500 requests, the openai client
 	@tools/chromium.sh
@@ -49,7 +49,7 @@ mutants: env ## Change the pure cores one place at a time and list what the fast
 	@mkdir -p out && $(PY) tools/mutants.py $(if $(ONLY),--only $(ONLY)) --jobs $$(nproc) --markdown out/mutants.md
 
 slow: env ## The slow tests alone, a process for each processor: all combinations, kernels in every drawn order, 10,000 rollouts
-	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m 'slow and not e2e and not fuzz' --ignore tests/e2e tests
+	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m '(slow or gpu) and not e2e and not fuzz' --ignore tests/e2e tests
 
 fuzz: env ## 60 seconds of fuzzing for each parser of bytes, a process for each processor
 	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m fuzz tests

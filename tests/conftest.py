@@ -8,7 +8,9 @@ It must be set before NumPy loads, hence here and not in a fixture; child proces
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+from collections.abc import Generator
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -36,17 +38,32 @@ pytest.register_assert_rewrite("baton_testing")
 
 MATRICES = {"engine/device": 2, "engine/serving": 1, "ops/cuda_on_host": 2}
 """Folders of which a case is an engine that serves, or a kernel of hundreds of fibers, and how many
-cases a test there has that does not say otherwise.
+fast cases a test there has that does not say otherwise. Elsewhere it has all.
 """
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected, of which all stays: a sixth of what that takes
+    a process (measured: 6.6 s of a processor, and 7.8 with it).
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave to the slow tests most combinations of values."""
     from baton_testing import combinations
 
+    rest = items
     for folder, most in MATRICES.items():
-        here = [item for item in items if item.nodeid.startswith(f"tests/{folder}/")]
-        combinations.leave_to_slow(here, most)
+        is_here = [item.nodeid.startswith(f"tests/{folder}/") for item in rest]
+        combinations.leave_to_slow(itertools.compress(rest, is_here), most)
+        rest = [item for item, here in zip(rest, is_here, strict=True) if not here]
+    combinations.leave_to_slow(rest)
 
 
 def pytest_collection_finish() -> None:

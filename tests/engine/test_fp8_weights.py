@@ -71,6 +71,7 @@ def stored_value(folder: Path, module: str, scale: str) -> npt.NDArray[np.float6
     return np.array(out, np.float64).T
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("scheme", "scale"), [("fp8", "weight_scale_inv"), ("channel", "weight_scale")]
 )

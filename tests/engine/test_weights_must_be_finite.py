@@ -42,6 +42,7 @@ KEYS = (
 )
 
 
+@pytest.mark.fast_cases(8)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("storage", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])

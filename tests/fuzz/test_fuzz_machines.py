@@ -31,6 +31,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("name", NAMES)

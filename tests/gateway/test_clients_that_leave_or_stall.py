@@ -122,6 +122,7 @@ def test_a_client_that_does_not_read_is_cut_and_others_are_not(start_gateway):
     stuck.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_never_reads_loses_its_connection(start_gateway, monkeypatch):
     monkeypatch.setattr(server, "STALLED_CLIENT_SECONDS", 2)
     gateway = start_gateway(long_script, per_step=8, workers="", client_queue_tokens=256)

@@ -160,6 +160,7 @@ def compared(parts: list[Part], load: float) -> float:
     return statistics.mean(waits[RULE]) / statistics.mean(waits[NO_HELP])
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("parts", FLEETS.values(), ids=FLEETS)
 def test_help_is_no_loss_at_any_load_and_a_gain_at_high_ones(parts):
     ratios = [compared(parts, load) for load in LOADS]

@@ -116,6 +116,7 @@ MESSAGES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.dictionaries(st.text(max_size=6) | st.just("n"), VALUES, max_size=4),
@@ -144,6 +145,7 @@ def test_a_large_field_is_read_as_a_small_one_or_refused_by_its_name(name, value
     assert refused.startswith(name) if refused else found == {name: value}
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from([ChatBody, CompletionBody, TokenizeBody, DetokenizeBody]),

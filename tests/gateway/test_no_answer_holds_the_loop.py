@@ -175,6 +175,7 @@ def test_a_large_answer_is_made_in_slices(vocabulary, work, endpoint, facts, del
     assert answered.turns >= total // MOST_BETWEEN_TURNS
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("k", [-1, 5])
 def test_an_echoed_prompt_is_detokenised_once_and_in_slices(vocabulary, work, stream, k):

@@ -92,6 +92,7 @@ def bodies():
     return made
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("name", large_bodies.NAMES)
 async def test_of_each_body_little_is_done_between_two_turns(monkeypatch, tokenizer, bodies, name):
     raw = bodies[name]

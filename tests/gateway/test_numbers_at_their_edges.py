@@ -34,8 +34,8 @@ SHAPED = {
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "logprobs": True}
 TEXT = {"prompt": "hi there", "max_tokens": 3, "logprobs": 1}
 ENDPOINTS = [
-    ("/v1/chat/completions", ChatBody, CHAT),
-    ("/v1/completions", CompletionBody, TEXT | SHAPED),
+    pytest.param("/v1/chat/completions", ChatBody, CHAT, marks=pytest.mark.slow),
+    pytest.param("/v1/completions", CompletionBody, TEXT | SHAPED, marks=pytest.mark.slow),
     ("/tokenize", TokenizeBody, {"prompt": "hi"}),
     ("/detokenize", DetokenizeBody, {"tokens": [7]}),
 ]

@@ -5,6 +5,8 @@ import socket
 import threading
 import time
 
+import pytest
+
 from baton_testing.scripted_link import RowSpec
 from baton_worker.gateway.server.server import STALLED_CLIENT_SECONDS
 from baton_worker.identity import Role
@@ -43,6 +45,7 @@ def test_live_streams_get_an_error_and_workers_an_abort(start_gateway):
     assert {worker for worker, _ in link.sent(Abort)} == {"prefill-0", "decode-0"}
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_cannot_hold_up_the_end(start_gateway):
     tokens = [70] * 60_000
     gateway = start_gateway(lambda submit: tokens, 8, workers="", client_queue_tokens=256)

@@ -127,6 +127,7 @@ HUGE = {
 }
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_that_would_not_end_is_refused(name: str) -> None:
     template = ChatTemplate(ENDLESS[name], {})

@@ -150,6 +150,7 @@ async def test_a_callback_that_breaks_is_counted():
     assert watched.count(CALLBACK) == 1
 
 
+@pytest.mark.slow
 def test_every_task_of_ours_is_begun_by_the_one_hand():
     """But those whose result somebody waits for, each of which is named here."""
     awaited = {

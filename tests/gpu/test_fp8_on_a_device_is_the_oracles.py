@@ -54,6 +54,7 @@ def started(folder: Path, where: str, has_drafts: bool) -> Any:
     return start_engine(config, device, NumpyKernels(device), time.monotonic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["numpy", pytest.param("gpu", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
     ("family", "scheme"),

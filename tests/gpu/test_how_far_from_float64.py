@@ -22,6 +22,7 @@ def model(round_weights: bool) -> LoadedModel:
     return LoadedModel(shape, oracle.rounded(weights) if round_weights else weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", devices.of_model("tiny"))
 def test_logprobs_are_as_far_from_float64_as_the_dtype(name: str) -> None:
     is_bfloat16 = devices.KNOWN[name].dtype == "bfloat16"

@@ -24,16 +24,19 @@ def held(found: list[str]) -> None:
     assert not found, f"{len(found)} requests were told something else\n{lines}"
 
 
+@pytest.mark.slow
 def test_a_request_is_told_the_same_in_any_batch(subject: Subject, alone: Sequence[Said]) -> None:
     held(properties.any_batch(subject, alone))
 
 
+@pytest.mark.slow
 def test_a_request_is_told_the_same_while_its_batch_changes(
     subject: Subject, alone: Sequence[Said]
 ) -> None:
     held(properties.a_batch_that_changes(subject, alone))
 
 
+@pytest.mark.slow
 def test_a_prompt_in_chunks_is_the_prompt_at_once(subject: Subject, alone: Sequence[Said]) -> None:
     held(properties.any_chunks(subject, alone))
 
@@ -45,12 +48,14 @@ def test_a_chunk_that_is_launched_ahead_is_one_that_waits(
     held(properties.chunks_ahead(subject, alone))
 
 
+@pytest.mark.slow
 def test_speculative_decoding_says_what_plain_decoding_says(
     subject: Subject, alone: Sequence[Said]
 ) -> None:
     held(properties.any_drafts(subject, alone))
 
 
+@pytest.mark.slow
 def test_the_number_of_drafts_may_change_at_any_step(
     subject: Subject, alone: Sequence[Said]
 ) -> None:
@@ -79,18 +84,21 @@ def test_graphs_change_nothing(subject: Subject, alone: Sequence[Said]) -> None:
     held(properties.uncaptured(subject, alone))
 
 
+@pytest.mark.slow
 def test_prefill_and_decode_apart_say_what_one_engine_says(
     subject: Subject, alone: Sequence[Said]
 ) -> None:
     held(properties.handed_over(subject, alone))
 
 
+@pytest.mark.slow
 def test_memory_that_nobody_has_written_is_not_read(
     subject: Subject, alone: Sequence[Said]
 ) -> None:
     held(properties.poisoned(subject, alone))
 
 
+@pytest.mark.slow
 def test_everything_at_once_changes_nothing(subject: Subject, alone: Sequence[Said]) -> None:
     held(properties.all_at_once(subject, alone))
 
@@ -102,12 +110,14 @@ def test_a_text_is_scored_as_it_was_sampled(subject: Subject) -> None:
     assert compared == count * tokens * len(subject.sizes.scored_chunks)
 
 
+@pytest.mark.slow
 def test_a_trainer_gets_the_bits_that_were_sampled(subject: Subject) -> None:
     if subject.loaded.team is not None:
         pytest.skip("a trainer has a whole model; a sum over ranks is another sum")
     held(properties.scored_by_a_trainer(subject))
 
 
+@pytest.mark.slow
 def test_a_second_engine_says_the_same(
     subject: Subject, alone: Sequence[Said], keep_digest: Any
 ) -> None:

@@ -11,6 +11,7 @@ from baton_testing.exactness.controls import WRONG, LeakingAttention
 FEW = ("any batch", "any chunks", "any drafts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", devices.parameters(devices.CONTROLLED))
 def test_kernels_that_are_not_exact_break_properties_by_name(name: str) -> None:
     """On a GPU: cuBLAS in place of the canonical matmul, which chooses its split by the batch."""

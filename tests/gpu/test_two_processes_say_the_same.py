@@ -54,6 +54,7 @@ def told_here(name: str) -> str:
         return digest(properties.alone(subject))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", devices.parameters(devices.EXACT))
 def test_another_process_says_the_same(name: str) -> None:
     here = told_here(name)

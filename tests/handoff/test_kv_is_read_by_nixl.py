@@ -138,6 +138,7 @@ def test_a_lease_is_looked_at_where_all_blocks_came_before(decode: Decode, owner
         ended(pool.pull(decode.pool.sharing, [], [], lease)).check()
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.usefixtures("ucx")
 def test_values_that_no_pool_may_hold_are_refused(
     decode: Decode, owners: Callable[..., Owner]
@@ -150,6 +151,7 @@ def test_values_that_no_pool_may_hold_are_refused(
         ended(decode.pull(pool)).check()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tcp")
 def test_an_owner_that_is_killed_during_a_transfer_ends_it_with_the_reason(
     decode: Decode, owners: Callable[..., Owner]
@@ -266,6 +268,7 @@ def test_an_introduction_that_is_not_true_is_refused(
     decode.known(owner.words)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("seconds", "n_kept"), [(3600.0, 1), (0.0, 0)])
 def test_a_word_that_a_failed_read_may_still_write_is_nobodys_for_a_while(
     decode: Decode, owner: Owner, monkeypatch: pytest.MonkeyPatch, seconds: float, n_kept: int
@@ -277,6 +280,7 @@ def test_a_word_that_a_failed_read_may_still_write_is_nobodys_for_a_while(
     wait_until("it rests", lambda: len(free), lambda count: count == _SCRATCH_WORDS - n_kept)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.getuid() != 0 or not shutil.which("unshare"), reason="namespaces need root and unshare"
 )
@@ -300,6 +304,7 @@ def test_an_owner_in_a_process_namespace_of_its_own_is_read_and_the_worse_way_is
     decode.close()
 
 
+@pytest.mark.slow
 def test_no_agent_for_rdma_alone_is_made_where_there_is_none() -> None:
     from baton_worker.handoff.nixl_agent import NixlError
 

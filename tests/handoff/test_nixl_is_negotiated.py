@@ -316,6 +316,7 @@ def test_what_nixl_cannot_do_is_an_error_only_where_it_is_required(
     assert prefill.way(decode).startswith("zmq")
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.usefixtures("nixl")
 @pytest.mark.parametrize("n_registered", [0, 1], ids=["pool", "beside it"])
 @pytest.mark.parametrize("who", ["decode", "prefill"])

@@ -247,6 +247,7 @@ def test_random_bytes_only_ever_raise_the_declared_error(frames):
             continue
 
 
+@pytest.mark.slow
 def test_the_first_of_a_line_longer_than_any_is_told_when_its_turn_comes(handoff_end):
     """How many may wait is configured; whoever does is remembered, with where to answer."""
     n_asks = 10_000

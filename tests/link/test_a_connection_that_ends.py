@@ -136,6 +136,7 @@ def worker_process(folder: Path, worker_id: str, link: LinkConfig) -> Iterator[s
             process.kill()
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("has_curve", [False, True], ids=["plain", "curve"])
 def test_a_killed_process_is_known_by_its_connection(
     start_gateway, read_metric, tmp_path: Path, has_curve: bool

@@ -16,6 +16,7 @@ import pytest
 PROGRAM = Path(__file__).with_name("program_unread_peer.py")
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", ["router", "kv_router"])
 def test_a_port_whose_messages_nobody_read_lives_and_reads_what_came(kind: str) -> None:
     done = unread(kind)
@@ -23,6 +24,7 @@ def test_a_port_whose_messages_nobody_read_lives_and_reads_what_came(kind: str) 
     assert int(done.stdout) == 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dealer", "kv_dealer"])
 def test_a_connection_of_ours_whose_answers_nobody_read_ends_nothing(kind: str) -> None:
     done = unread(kind)

@@ -52,6 +52,7 @@ DEFECTS = {
 }
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("place", DEFECTS.values(), ids=DEFECTS)
 def test_the_defect_counts_against_the_request_that_was_there(
     start_gateway: Callable, tmp_path: Path, place: str

@@ -53,6 +53,7 @@ def test_the_rules_are_valid(promtool: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [_case(path) for path in CASES])
 def test_alerts_fire_and_stay_silent_as_they_must(promtool: Path, cases: Path) -> None:
     done = subprocess.run(

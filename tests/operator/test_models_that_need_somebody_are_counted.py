@@ -58,6 +58,7 @@ async def test_models_at_rest_count_nowhere(cluster):
     assert counted(cluster) == NONE
 
 
+@pytest.mark.slow
 async def test_a_rollout_that_failed_is_counted_until_somebody_asks_for_another(cluster):
     await two_models(cluster)
     await miss_the_deadline(cluster)
@@ -68,6 +69,7 @@ async def test_a_rollout_that_failed_is_counted_until_somebody_asks_for_another(
     assert counted(cluster) == NONE
 
 
+@pytest.mark.slow
 async def test_a_model_that_is_gone_is_counted_no_more(cluster):
     await two_models(cluster)
     await miss_the_deadline(cluster)

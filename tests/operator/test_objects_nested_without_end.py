@@ -65,6 +65,7 @@ def test_nothing_hides_how_deep_it_is(text):
     assert levels_of(json.loads(bounded(text.encode()))) == DEEPEST
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.recursive(

@@ -98,6 +98,7 @@ async def test_a_taken_port_is_a_setting_and_named():
             await run_operator(settings)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_nothing_names_ends_the_operator_with_a_sentence(tmp_path):
     missing = str(tmp_path / "none")
     environment = {**os.environ, "KUBECONFIG": missing, "BATON_HTTP_HOST": "127.0.0.1"}

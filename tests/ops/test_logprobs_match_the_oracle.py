@@ -74,6 +74,7 @@ def _with_stride(logits: np.ndarray, padding: int) -> np.ndarray:
     return wide[:, :vocab]
 
 
+@pytest.mark.slow
 @EACH_ISA
 @given(case=cases(), dtype=st.sampled_from([np.float32, np.float16]), padding=st.integers(0, 9))
 def test_numpy_logits(
@@ -92,6 +93,7 @@ def test_numpy_logits(
     assert_columns_match(got, oracle.logprobs(logits, token, k, **options))
 
 
+@pytest.mark.slow
 @settings(EACH_ISA, max_examples=200)
 @given(case=cases())
 def test_bfloat16_logits_of_paddle(

@@ -103,6 +103,7 @@ def test_exits_cleanly_even_when_forked_in_the_middle_of_a_call(forks: int) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

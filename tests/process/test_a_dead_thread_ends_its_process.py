@@ -34,6 +34,7 @@ sys.exit(main(["gateway", "--config", sys.argv[1]]))
 """
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("defect", "told"),
     [

@@ -120,6 +120,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
         yield made
 
 
+@pytest.mark.slow
 def test_probes_and_metrics_tell_how_far_it_is(worker: Worker) -> None:
     total = sum(stored.raw.nbytes for stored in open_checkpoint(TINY_MODEL).values())
     metrics = f"{worker.url}/metrics"
@@ -144,6 +145,7 @@ def test_probes_and_metrics_tell_how_far_it_is(worker: Worker) -> None:
     assert "weights are loaded" in log
 
 
+@pytest.mark.slow
 def test_a_drain_that_is_asked_for_meanwhile_waits_for_nothing_and_is_kept(worker: Worker) -> None:
     refused = worker.order("POST", "/speculative", json={"num_speculative_tokens": 1})
     assert (refused.status_code, "loading weights" in refused.json()["error"]) == (503, True)
@@ -155,6 +157,7 @@ def test_a_drain_that_is_asked_for_meanwhile_waits_for_nothing_and_is_kept(worke
     wait_until("it drains", worker.readiness, lambda now: now["draining"] is True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_at_once_and_in_good_order(worker: Worker, number: int) -> None:
     """Without a handler a container's first process would go on; Paddle leaves none."""

@@ -66,6 +66,7 @@ serialized due to {why} in the function '_ZN9baton_ops4cuda12ScaledKernelEv'
 """
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -91,6 +92,7 @@ def test_spilt_registers_are_refused(tmp_path: Path) -> None:
     assert "spills registers" in done.stderr
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     "word",
     ["HGMMA.64x128x16.F32", "UTMALDG.4D", "USETMAXREG", "REDUX", "LDSM.16.M88", "STG.E.128"],
@@ -103,6 +105,7 @@ def test_code_without_an_instruction_is_refused(tmp_path: Path, word: str) -> No
     assert "in its machine code" in done.stderr
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("word", ["LDL R0", "STL [R1]", "LDG.E.CONSTANT R0"])
 def test_code_with_what_it_must_not_have_is_refused(tmp_path: Path, word: str) -> None:
     done = built(tmp_path, code=f"{CODE}{word}\n")

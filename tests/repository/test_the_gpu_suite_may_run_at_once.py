@@ -123,6 +123,7 @@ def test_jobs_go_where_least_is_held_and_those_that_use_all_gpus_where_all_have_
     assert running.gpu_for(large, 3) == 1
 
 
+@pytest.mark.slow
 def test_a_process_sees_its_own_gpu_first(tmp_path: Path) -> None:
     (tmp_path / "test_seen.py").write_text(
         "import os\ndef test_it():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == '7,4'\n"
@@ -286,6 +287,7 @@ def test_words_that_choose_no_test_end_the_run(tmp_path: Path) -> None:
             gpu_jobs.collected([*words, *more], tmp_path, dict(os.environ))
 
 
+@pytest.mark.slow
 def test_tests_that_cannot_be_collected_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_wrong.py").write_text("import no_such_module_at_all\n")
     with pytest.raises(RuntimeError, match="no_such_module_at_all"):
@@ -416,6 +418,7 @@ STARTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_what_is_started_as_the_run_is_told_to_end_ends_too(
@@ -495,6 +498,7 @@ def test_waits():
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_twice_to_end_still_kills_who_stays(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_waits.py").write_text(STAYS)

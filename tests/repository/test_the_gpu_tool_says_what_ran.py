@@ -100,6 +100,7 @@ def test_what_stands_behind_a_program_is_the_programs(monkeypatch: pytest.Monkey
     assert gpu.program_at(words) == len(words), "it is no command there"
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

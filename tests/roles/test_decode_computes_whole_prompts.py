@@ -92,6 +92,7 @@ def said(*workers, n: int) -> list[tuple[object, ...]]:
     return [told[at] for at in range(len(told))]
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("sampling", WAYS.values(), ids=WAYS)
 def test_decode_says_to_the_bit_what_a_mixed_worker_says_while_others_are_handed_over(
     make_pair, make_worker, sampling

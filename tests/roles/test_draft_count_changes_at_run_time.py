@@ -70,6 +70,7 @@ def submit(n: int, prompt: tuple[int, ...]) -> Submit:
 PROMPTS = [tuple(range(20 + n, 60 + 3 * n)) * 2 for n in range(6)]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("method", ["ngram", "mtp", "mtp_ngram"])
 def test_running_requests_do_not_notice(make_worker: Any, call: Any, method: str) -> None:
     plain, worker = make_worker("plain", k=0), make_worker("drafting", k=2, method=method)

@@ -300,6 +300,7 @@ def test_stopping_ends_every_request_with_a_row(make_worker, overlap):
     assert worker.is_clean()
 
 
+@pytest.mark.fast_cases(1)
 def test_random_faults_leave_nothing_behind_and_every_request_ends_at_most_once(prefill, decode):
     rng = random.Random(4)
     for n in range(1, 61):

@@ -73,6 +73,7 @@ def referred(engine: DeviceEngine) -> dict[str, Any]:
     return {name: weakref.ref(part) for name, part in parts.items()}
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_all_but_the_weights_is_free_at_once(no_collector: None, overlap: bool) -> None:
     shape, device = load_shape(TINY_MODEL), NumpyDevice()
@@ -87,6 +88,7 @@ def test_all_but_the_weights_is_free_at_once(no_collector: None, overlap: bool) 
     assert device.memory().free == before
 
 
+@pytest.mark.slow
 def test_rank_0_of_several_keeps_nothing_either(no_collector: None) -> None:
     model = team_of(TINY_MODEL, 2, 1)
     assert model.team is not None

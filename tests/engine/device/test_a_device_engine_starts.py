@@ -78,6 +78,7 @@ def engine() -> DeviceEngine:
     return started()
 
 
+@pytest.mark.slow
 def test_the_pool_takes_what_the_share_leaves(engine: DeviceEngine) -> None:
     use = engine.model.device.memory()
     taken, block_bytes = use.total - use.free, engine.pool.shape.block_bytes
@@ -86,16 +87,19 @@ def test_the_pool_takes_what_the_share_leaves(engine: DeviceEngine) -> None:
     assert engine.load().kv_blocks_total == engine.options.n_blocks
 
 
+@pytest.mark.slow
 def test_a_smaller_share_makes_a_smaller_pool(engine: DeviceEngine) -> None:
     smaller = started(gpu_memory_utilization=0.5)
     missing = engine.options.n_blocks - smaller.options.n_blocks
     assert missing * engine.pool.shape.block_bytes == pytest.approx(0.4 * 64 * MIB, rel=0.01)
 
 
+@pytest.mark.slow
 def test_blocks_that_were_asked_for_are_not_measured() -> None:
     assert started(kv_blocks=20).options.n_blocks == 20
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_it_says_what_the_engine_on_the_host_says(engine: DeviceEngine, temperature: float) -> None:
     ours = served(engine, temperature=temperature, seed=3)
@@ -126,11 +130,13 @@ def test_weights_that_are_no_numbers_are_told_before_it_serves(
         started(kv_blocks=20)
 
 
+@pytest.mark.slow
 def test_what_starting_took_is_given_back(engine: DeviceEngine) -> None:
     load = started().load()
     assert (load.running, load.waiting, load.kv_blocks_used, load.kv_blocks_cached) == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_no_step_is_captured_while_requests_are_served() -> None:
     fresh = started()
     device: Any = fresh.model.device
@@ -140,6 +146,7 @@ def test_no_step_is_captured_while_requests_are_served() -> None:
     assert device.n_captures == captured
 
 
+@pytest.mark.slow
 def test_what_a_load_tells_of_launches_and_graphs_stays_as_it_was() -> None:
     fresh = started()
     before = fresh.load().device
@@ -153,11 +160,13 @@ def test_what_a_load_tells_of_launches_and_graphs_stays_as_it_was() -> None:
     assert after.graphs_kept != before.graphs_kept, "those with penalties are others"
 
 
+@pytest.mark.slow
 def test_chunks_that_hold_few_prompts_leave_no_size_out() -> None:
     few, many = (started(max_running=12, prefill_chunk_tokens=n) for n in (2, 32))
     assert few.runner.launches.captured == many.runner.launches.captured
 
 
+@pytest.mark.slow
 def test_a_pool_too_small_for_all_at_once_does_not_hold_up_the_start() -> None:
     small, large = (
         sum(way.steps for way in launches.by_kind.values())
@@ -184,6 +193,7 @@ def test_too_little_memory_names_what_to_change(
         started(total, **engine)
 
 
+@pytest.mark.slow
 def test_the_devices_time_is_counted_where_its_steps_are() -> None:
     fresh = started()
     device: Any = fresh.model.device
@@ -202,6 +212,7 @@ def test_the_devices_time_is_counted_where_its_steps_are() -> None:
     assert 0.9 * spent < sum(grown.values()) <= spent, "all but what lies between two steps"
 
 
+@pytest.mark.slow
 def test_the_graphs_at_hand_are_told_by_their_size() -> None:
     registry = CollectorRegistry()
     metrics = EngineMetrics(MetricFactory(registry, "m", "mixed"))
@@ -215,6 +226,7 @@ def test_the_graphs_at_hand_are_told_by_their_size() -> None:
     assert kept[2:] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_graph_that_went_for_another_is_not_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_MOST_GRAPHS", 3)
     fresh = started(max_running=12)
@@ -223,6 +235,7 @@ def test_a_graph_that_went_for_another_is_not_at_hand(monkeypatch: pytest.Monkey
     assert 0 < sum(load.graphs_kept.values()) <= 3 < load.graphs_captured
 
 
+@pytest.mark.slow
 def test_what_the_device_does_is_counted() -> None:
     fresh = started()
     registry = CollectorRegistry()
@@ -264,6 +277,7 @@ def test_a_mixture_larger_than_kernels_take_is_refused_before_it_is_loaded(
     assert device.memory().peak == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["ernie4_5_moe", "glm4_moe", "deepseek_v3"])
 def test_a_mixture_is_loaded_sized_and_served(
     make_checkpoint: Callable[..., Any], family: str
@@ -276,8 +290,8 @@ def test_a_mixture_is_loaded_sized_and_served(
     assert len(served(engine)[0]) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mimo", "glm4_moe", "deepseek_v3"])
-@pytest.mark.fast_cases(1)
 def test_a_quantised_model_is_loaded_sized_and_served(
     make_checkpoint: Callable[..., Any], family: str
 ) -> None:

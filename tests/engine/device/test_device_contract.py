@@ -520,6 +520,7 @@ def test_another_threads_work_is_of_the_same_stream(device: Device) -> None:
     assert fetch(device, out).tolist() == [1, 2]
 
 
+@pytest.mark.slow
 def test_memory_in_use_is_told(device: Device) -> None:
     before = device.memory()
     kept = device.zeros((1 << 28,), "uint8")

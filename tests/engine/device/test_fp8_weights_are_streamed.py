@@ -103,6 +103,7 @@ def test_every_tensor_is_the_hosts(make: Any, family: str, scheme: Scheme) -> No
     assert device.identity == host.identity
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("family", ["mimo", "qwen3_moe", "deepseek_v3"])
 def test_ranks_have_the_parts_that_ranks_of_the_host_have(make: Any, family: str) -> None:
     """Rows of blocks that other ranks have too, and columns of their own groups."""
@@ -119,6 +120,7 @@ def has_blocks(weight: Any) -> bool:
     return len(on_device(weight.scales)) < len(on_device(weight.values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "ranks", "are_blocks"),
     [
@@ -167,6 +169,7 @@ def test_heads_matrices_of_compressed_rows_are_multiplied_out(make: Any) -> None
     assert on_device(kept.kv_up).dtype == np.float32
 
 
+@pytest.mark.slow
 def test_a_piece_is_multiplied_out_through_less_than_a_readers_threads_have(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +255,7 @@ def bytes_of(weights: DeviceWeights, shape: ModelShape) -> int:
     return n_bytes
 
 
+@pytest.mark.slow
 def test_what_weights_take_is_known_of_blocks_too(make: Any) -> None:
     folder = make("glm4_moe", **(CUT | {"hidden_size": 256}))
     shape = load_shape(folder)

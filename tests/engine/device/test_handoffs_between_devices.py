@@ -84,8 +84,8 @@ def texts(reader: Reader) -> list[Any]:
     return [(s.tokens, s.logprobs, s.ranks, s.topk) for s in streams]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.fast_cases(1)
 def test_decode_goes_on_as_one_worker_would(handoffs: list[Handoff], overlap: bool) -> None:
     mixed, decode = Reader(), Reader()
     engine = on_device(overlap=overlap)
@@ -110,6 +110,7 @@ def test_the_payload_is_one_array_of_whole_blocks(handoffs: list[Handoff]) -> No
         assert frame.nbytes == array.nbytes
 
 
+@pytest.mark.slow
 def test_the_two_forms_refuse_each_other_by_name(handoffs: list[Handoff]) -> None:
     host, device = build_engine(config()), on_device()
     with pytest.raises(
@@ -123,6 +124,7 @@ def test_the_two_forms_refuse_each_other_by_name(handoffs: list[Handoff]) -> Non
         device.admit_handoff(prefilled(host)[0])
 
 
+@pytest.mark.slow
 def test_dtypes_refuse_each_other_by_name(handoffs: list[Handoff]) -> None:
     wider = handoffs[0]
     narrow = Handoff(
@@ -138,6 +140,7 @@ def _fields(handoff: Handoff) -> dict[str, Any]:
     return {name: getattr(handoff.state, name) for name in handoff.state.__struct_fields__}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [np.nan, np.inf, -2e15])
 def test_values_that_would_spoil_a_block_end_their_request_alone(
     handoffs: list[Handoff], spoil: float
@@ -158,6 +161,7 @@ def test_values_that_would_spoil_a_block_end_their_request_alone(
     assert emitted >= 11, "the other one is served in full"
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("blocks_per_step", [1, 2, 100])
 def test_however_few_blocks_a_step_moves_the_kv_is_the_same(
     handoffs: list[Handoff], blocks_per_step: int, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +174,7 @@ def test_however_few_blocks_a_step_moves_the_kv_is_the_same(
         assert np.array_equal(ours.kv[0], theirs.kv[0])
 
 
+@pytest.mark.slow
 def test_a_request_that_ends_while_its_kv_is_under_way_leaves_nothing() -> None:
     engine, reader = on_device(), Reader()
     engine.submit(request(3, hand_over=True))

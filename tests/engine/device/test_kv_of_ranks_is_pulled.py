@@ -213,6 +213,7 @@ def test_an_engine_that_is_closed_gives_all_back_at_once() -> None:
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (4, 4), (1, 2), (4, 2)])
 @pytest.mark.parametrize("n_draft", [0, 3])
 @pytest.mark.parametrize("features", [(), (HANDOFF_LAYERS,)], ids=["blocks", "layers"])

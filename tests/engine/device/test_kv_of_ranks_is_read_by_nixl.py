@@ -136,6 +136,7 @@ def pull(engine: DeviceEngine, pool: NixlPool, lease: tuple[int, int] | None = N
 GROUPS = [(2, 1), (1, 2), (2, 2), (4, 2), (2, 4), (4, 4), (1, 4), (4, 1)]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("prefill", "decode"), GROUPS)
 @pytest.mark.parametrize("form", ["heads", "compressed"])
 def test_the_same_bits_arrive_whoever_holds_the_heads(
@@ -183,6 +184,7 @@ def test_what_was_given_away_meanwhile_is_refused(
     assert not pool.why_lost, "the pool is as good as before"
 
 
+@pytest.mark.slow
 def test_each_rank_forgets_the_agents_of_who_is_gone(
     engine_over: Callable[..., DeviceEngine],
     prefill_of: Callable[[DeviceEngine], Prefill],
@@ -231,6 +233,7 @@ def test_what_was_sent_and_given_up_does_not_land_on_what_is_read(
     np.testing.assert_array_equal(held(target, OURS), values.view(np.uint32))
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("decode", [1, 2])
 @pytest.mark.parametrize(
     ("changes", "told"),
@@ -334,8 +337,8 @@ class NixlPair(Pair):
         return reader.known(owner.words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (1, 2), (4, 2), (2, 1)])
-@pytest.mark.fast_cases(1)
 def test_what_is_read_while_it_is_computed_says_the_same(
     stack: contextlib.ExitStack, prefill: int, decode: int
 ) -> None:
@@ -421,6 +424,7 @@ def second_rank(engine: DeviceEngine) -> int:
     return int(pid)
 
 
+@pytest.mark.slow
 def test_a_prefill_rank_that_stands_still_delays_and_one_that_dies_ends_a_read(
     processes: Callable[..., DeviceEngine],
     engine_over: Callable[..., DeviceEngine],
@@ -451,6 +455,7 @@ def test_a_prefill_rank_that_stands_still_delays_and_one_that_dies_ends_a_read(
     assert reader.value("baton_handoff_pools_lost_total") == 1
 
 
+@pytest.mark.slow
 def test_a_decode_rank_that_dies_ends_its_reads(
     processes: Callable[..., DeviceEngine],
     engine_over: Callable[..., DeviceEngine],
@@ -469,6 +474,7 @@ def test_a_decode_rank_that_dies_ends_its_reads(
     assert "rank 1 of this worker is gone" in reader.hears_of_a_loss()
 
 
+@pytest.mark.slow
 def test_a_rank_whose_thread_dies_is_a_rank_that_dies(
     processes: Callable[..., DeviceEngine], prefill_of: Callable[[DeviceEngine], Prefill]
 ) -> None:

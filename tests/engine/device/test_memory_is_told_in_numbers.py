@@ -124,6 +124,7 @@ def test_bytes_are_told_in_their_unit(n_bytes: int, words: str) -> None:
     assert told(n_bytes) == words
 
 
+@pytest.mark.slow
 def test_a_start_tells_where_its_memory_goes(caplog: pytest.LogCaptureFixture) -> None:
     device = Shared(32 * MIB, 3 * MIB)
     with caplog.at_level("INFO", logger=start.__name__):
@@ -139,6 +140,7 @@ def test_a_start_tells_where_its_memory_goes(caplog: pytest.LogCaptureFixture) -
     assert "3.00 MiB were in use before" in line.message
 
 
+@pytest.mark.slow
 def test_the_length_that_a_refusal_names_fits_and_no_block_more() -> None:
     def refused(max_model_len: int) -> DeviceError:
         with pytest.raises(DeviceError, match=r"one request of engine\.max_model_len") as error:
@@ -184,6 +186,7 @@ def test_weights_that_leave_no_room_while_they_are_copied_are_told_what_to_chang
         started(NumpyDevice(512 * KIB))
 
 
+@pytest.mark.slow
 def test_a_request_may_be_as_long_as_the_model_can_with_kv_of_128k_tokens(
     make_checkpoint: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -60,6 +60,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return shapes
 
 
+@pytest.mark.slow
 def test_a_prompt_as_long_as_one_before_makes_no_program(made: list[Any]) -> None:
     engine = started()
     served(engine, 40)
@@ -70,6 +71,7 @@ def test_a_prompt_as_long_as_one_before_makes_no_program(made: list[Any]) -> Non
     assert again == served(started(), 40, first=6)
 
 
+@pytest.mark.slow
 def test_prompts_of_any_length_cost_no_decoding_step_its_graph(
     monkeypatch: pytest.MonkeyPatch, made: list[Any]
 ) -> None:
@@ -91,6 +93,7 @@ def test_prompts_of_any_length_cost_no_decoding_step_its_graph(
     )
 
 
+@pytest.mark.slow
 def test_what_was_made_over_memory_that_was_too_small_is_made_anew(made: list[Any]) -> None:
     engine = started()
     served(engine, 40)

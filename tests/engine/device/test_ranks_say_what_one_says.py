@@ -114,8 +114,8 @@ def near(ours: list[Said], theirs: list[Said]) -> None:
             np.testing.assert_allclose(floats(left), floats(right), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_draft", [0, 3])
-@pytest.mark.fast_cases(1)
 def test_requests_of_every_kind(ranks: LoadedModel, whole: LoadedModel, n_draft: int) -> None:
     """Penalties, bias, bad words, prompts and drafts that are scored: see `mixture`."""
     ours, theirs = (asked(model, n_draft=n_draft) for model in (ranks, whole))
@@ -136,8 +136,8 @@ def test_draft_layers_in_turn(make_checkpoint: Callable[..., Any]) -> None:
     near(said[1], said[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.fast_cases(1)
 def test_a_vocabulary_that_ranks_do_not_divide(
     make_checkpoint: Callable[..., Any], tied: bool
 ) -> None:
@@ -151,6 +151,7 @@ def test_a_vocabulary_that_ranks_do_not_divide(
     near(said[2], said[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["llama", "qwen2", "mimo", "ernie4_5", "qwen3_moe", "glm4_moe", "deepseek_v3"]
 )
@@ -194,6 +195,7 @@ def told(said: Said) -> list[float]:
     return floats(said.logprobs) + floats([row[1] for row in said.prompt])
 
 
+@pytest.mark.slow
 def test_a_row_that_breaks_on_another_rank_ends_its_request_alone(whole: LoadedModel) -> None:
     """A number that is none in one rank's KV becomes all ranks' by the sum, of that row alone."""
 

@@ -41,6 +41,7 @@ def start(make_checkpoint: Callable[..., Any]) -> Start:
     return started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_layers", range(1, MAX_DRAFTS + 1))
 def test_each_size_has_its_graphs_and_no_others(start: Start, n_layers: int) -> None:
     launches = start(n_layers).runner.launches
@@ -48,6 +49,7 @@ def test_each_size_has_its_graphs_and_no_others(start: Start, n_layers: int) -> 
     assert launches.captured == 3 * KINDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_layers", range(1, MAX_DRAFTS + 1))
 def test_no_step_is_captured_while_requests_are_served(start: Start, n_layers: int) -> None:
     engine = start(n_layers)

@@ -278,6 +278,7 @@ def serve(
         engine.step()
 
 
+@pytest.mark.slow
 def test_no_launch_reads_what_one_that_may_still_run_was_given() -> None:
     launches = launches_of_an_engine()
     called = {name for name, _ in launches}
@@ -285,6 +286,7 @@ def test_no_launch_reads_what_one_that_may_still_run_was_given() -> None:
     assert conflicts(launches) == []
 
 
+@pytest.mark.slow
 def test_nor_does_one_of_a_quantised_model(make_checkpoint: Callable[..., Any]) -> None:
     folder = make_checkpoint("glm4_moe").path
     quantise_folder(folder, with_drafts=True)
@@ -301,8 +303,8 @@ LATENT = {"norm", "fold", "rotate", "store", "attend", "unfold"}
 """All of `LatentKernels`: each waits before it reads, and before it lets the next begin."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fp8", [False, True])
-@pytest.mark.fast_cases(1)
 def test_nor_does_one_of_a_model_with_compressed_rows(
     make_checkpoint: Callable[..., Any], is_fp8: bool
 ) -> None:
@@ -337,6 +339,7 @@ def of_a_mixture(make_checkpoint: Callable[..., Any]) -> list[Launch]:
     return launches_of_an_engine(make_checkpoint("glm4_moe").path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", OF_EXPERTS)
 def test_no_launch_of_a_mixture_reads_what_one_that_may_still_run_was_given(
     of_a_mixture: list[Launch], rows: str
@@ -360,6 +363,7 @@ def test_nor_does_one_of_a_mixture_where_nothing_is_shared(
     assert {given[-1] for name, given in launches if name == first} == {None if is_fp8 else False}
 
 
+@pytest.mark.slow
 def test_an_experts_second_product_right_behind_the_choice_would_be_found(
     of_a_mixture: list[Launch],
 ) -> None:
@@ -425,6 +429,7 @@ def lies_behind(own: Any, behind: Any) -> bool:
     return bool(second.ctypes.data == first.ctypes.data + first.nbytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_one", [True, False], ids=["one", "some"])
 def test_what_all_share_of_few_tokens_is_computed_beside_their_experts(
     make_checkpoint: Callable[..., Any], is_one: bool

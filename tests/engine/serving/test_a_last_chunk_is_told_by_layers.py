@@ -172,6 +172,7 @@ def test_steps_that_nobody_waits_for_elsewhere_tell_no_layers(
     assert said(pair.decode, key) == alone(make_bench, 1, LONG, model=deep)
 
 
+@pytest.mark.slow
 def test_a_last_chunk_is_told_by_layers_beside_who_decodes(
     make_bench: Callable[..., Any], deep: LoadedModel
 ) -> None:
@@ -211,6 +212,7 @@ def test_prompts_that_end_in_one_step_are_told_each_for_itself(
     pair.check_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_short_chunk_is_told_once_in_a_long_step_too(
     make_bench: Callable[..., Any], deep: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,6 +394,7 @@ def break_model(engine: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_who_is_short_of_blocks_takes_begun_ones_and_they_are_pulled_again(
     make_bench: Callable[..., Any], deep: LoadedModel
 ) -> None:
@@ -500,6 +503,7 @@ class Drawn:
         return bool(self.late) or any(bench.engine.has_work() for bench in benches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(16))
 def test_any_order_of_words_and_whatever_happens_is_exact(
     make_bench: Callable[..., Any], deep: LoadedModel, seed: int

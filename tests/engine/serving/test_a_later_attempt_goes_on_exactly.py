@@ -82,6 +82,7 @@ def test_every_cut_goes_on_to_the_same_end(
         goes_on(bench.reader[key], stream, given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING.keys())
 def test_a_later_attempt_is_handed_over_like_any_other(
     make_bench: Callable[..., Any],

@@ -115,6 +115,7 @@ def _serve(decode: Any, writer: FrameWriter, handoffs: list[Handoff]) -> dict[Re
     return {own: decode.reader[own]} | dict(decode.reader.streams)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offered", ["paddle", "sim"], indirect=True)
 def test_every_number_of_a_handoff_is_refused_or_harmless(offered: Any) -> None:
     decode, good, writer = offered

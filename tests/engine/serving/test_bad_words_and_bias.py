@@ -52,6 +52,7 @@ def plain(banned: Any, make_bench: Any) -> list[list[int]]:
     return [bench.reader[key].tokens for key in keys]
 
 
+@pytest.mark.slow
 def test_no_bad_word_is_said(banned: Any, plain: list[list[int]]) -> None:
     for tokens, (pair, triple, (single,)) in zip(plain, banned[2], strict=True):
         assert len(tokens) == OPTIONS["max_tokens"]
@@ -60,6 +61,7 @@ def test_no_bad_word_is_said(banned: Any, plain: list[list[int]]) -> None:
         assert all(tuple(tokens[i : i + 3]) != triple for i in range(len(tokens)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_draft", "prefill_tokens"), [(1, 512), (3, 16), (5, 7)])
 def test_drafts_and_chunks_change_nothing(
     make_bench: Any, banned: Any, plain: list[list[int]], n_draft: int, prefill_tokens: int
@@ -70,6 +72,7 @@ def test_drafts_and_chunks_change_nothing(
     assert [bench.reader[key].tokens for key in keys] == plain
 
 
+@pytest.mark.slow
 def test_a_word_that_begins_with_prefills_token_is_forbidden_at_decode(
     make_bench: Any, banned: Any, plain: list[list[int]], hand_over: Any
 ) -> None:
@@ -83,6 +86,7 @@ def test_a_word_that_begins_with_prefills_token_is_forbidden_at_decode(
     assert any(starts), "some first token is the one that begins its bad word"
 
 
+@pytest.mark.slow
 def test_preemption_forgets_no_bad_word(
     make_bench: Any, banned: Any, plain: list[list[int]]
 ) -> None:

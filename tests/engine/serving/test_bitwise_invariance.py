@@ -49,6 +49,7 @@ def alone(make_bench: Any, prompts: Any) -> list[Any]:
     return _run(make_bench(max_running=1), prompts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -94,6 +95,7 @@ def long_alone(make_bench: Any, long_prompts: Any) -> list[Any]:
     return _run(make_bench(max_running=1, max_model_len=1024), long_prompts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -113,7 +115,7 @@ def test_long_prompts_give_the_same_bits_beside_longer_ones(
     assert _run(bench, long_prompts) == long_alone
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 def test_a_long_prompt_that_is_computed_again_gives_the_same_bits(
     make_bench: Any, long_prompts: Any, long_alone: list[Any]
 ) -> None:
@@ -123,6 +125,7 @@ def test_a_long_prompt_that_is_computed_again_gives_the_same_bits(
     assert said == long_alone
 
 
+@pytest.mark.slow
 def test_normed_heads_are_the_same_bits_in_any_batch(make_model: Any, make_bench: Any) -> None:
     """Qwen3's norms of query and key heads add rows of their own."""
     model = make_model(has_qk_norm=True, rope_style="half", head_dim=12)
@@ -131,6 +134,7 @@ def test_normed_heads_are_the_same_bits_in_any_batch(make_model: Any, make_bench
     assert _run(make_bench(model, n_draft=3, prefill_tokens=33), prompts) == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mla",
     [
@@ -161,6 +165,7 @@ def test_compressed_rows_are_the_same_bits_in_any_batch(
         assert _run(bench, prompts) == alone, "rows that another batch left in the cache"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scores", "width"), [("softmax", 24), ("sigmoid", 27), ("sigmoid", 7)])
 def test_who_shares_an_expert_changes_no_bit(
     make_model: Any, make_bench: Any, scores: Any, width: int
@@ -176,6 +181,7 @@ def test_who_shares_an_expert_changes_no_bit(
     assert _run(make_bench(model, max_running=16), prompts) == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes",
     [

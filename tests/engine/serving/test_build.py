@@ -182,6 +182,7 @@ def _python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_contract_and_the_output_need_no_accelerator_stack() -> None:
     """R25: only what computes imports Paddle."""
     rooms = ["api", "engine", "kv", "metrics", "model", "options", "output", "sampling"]
@@ -198,6 +199,7 @@ def test_the_contract_and_the_output_need_no_accelerator_stack() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_import_is_silent_and_leaves_logging_and_signals_alone() -> None:
     done = _python(
         "import logging\n"

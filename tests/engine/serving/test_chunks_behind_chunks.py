@@ -100,8 +100,8 @@ def test_a_prompt_alone_waits_for_its_host_once(
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_draft", [0, 1, 3])
-@pytest.mark.fast_cases(1)
 def test_prompts_and_who_decodes_beside_them_say_the_same(
     make_bench: Any, launches: list[tuple[bool, StepPlan]], n_draft: int
 ) -> None:
@@ -357,8 +357,8 @@ def test_decode_is_told_of_blocks_when_they_are_computed_and_not_when_they_are_l
     pair.check_nothing_is_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_draft", [0, 3])
-@pytest.mark.fast_cases(1)
 def test_few_blocks_preempt_the_same_and_say_the_same(
     make_bench: Any, launches: list[tuple[bool, StepPlan]], n_draft: int
 ) -> None:

@@ -45,6 +45,7 @@ def test_a_block_is_one_row_a_token_and_layer(make: Any) -> None:
     assert shape.block_bytes == shape.block_size * (3 + 1) * (16 + 6) * 4
 
 
+@pytest.mark.slow
 @CASES
 @pytest.mark.parametrize("n_draft", [0, 3])
 def test_what_is_sent_goes_on_with_the_same_bits(
@@ -66,6 +67,7 @@ def test_what_is_sent_goes_on_with_the_same_bits(
         bench.check_nothing_is_left()
 
 
+@pytest.mark.slow
 @CASES
 def test_what_is_pulled_while_it_is_computed_goes_on_with_the_same_bits(
     make: Any, q_rank: int | None
@@ -83,6 +85,7 @@ def test_what_is_pulled_while_it_is_computed_goes_on_with_the_same_bits(
     pair.check_nothing_is_left()
 
 
+@pytest.mark.slow
 @CASES
 def test_what_was_kept_is_not_computed_again(make: Any, q_rank: int | None) -> None:
     bench_of = make(q_rank)
@@ -100,8 +103,8 @@ def test_what_was_kept_is_not_computed_again(make: Any, q_rank: int | None) -> N
     assert n_hits == (2 + 3) * 16, "full blocks, of which the draft layer needs a token behind"
 
 
+@pytest.mark.slow
 @CASES
-@pytest.mark.fast_cases(1)
 def test_what_was_preempted_is_computed_again_with_the_same_bits(
     make: Any, make_prompts: Any, q_rank: int | None
 ) -> None:
@@ -117,6 +120,7 @@ def test_what_was_preempted_is_computed_again_with_the_same_bits(
         assert said(tight, key) == said(roomy, key)
 
 
+@pytest.mark.slow
 def test_a_row_that_is_no_number_ends_its_request_alone(make: Any) -> None:
     """Nobody else attends to it, and nobody gets its block before it is cleared."""
     bench_of = make(20)

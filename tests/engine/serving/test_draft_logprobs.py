@@ -54,6 +54,7 @@ def _options(number: int, **more: Any) -> dict[str, Any]:
     return {"temperature": temperature, "seed": number, "max_tokens": 16} | more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_draft", "k"), [(1, 0), (3, 2), (5, 20)])
 @pytest.mark.parametrize("prefill_tokens", [512, 9], ids=["whole", "chunks"])
 def test_each_draft_has_the_layers_own_logprob(
@@ -106,6 +107,7 @@ def test_what_is_told_is_what_was_verified(make_bench: Any, prompts: Any) -> Non
                 assert row.tokens[accepted] != stream.tokens[row.first + accepted]
 
 
+@pytest.mark.slow
 def test_only_those_who_ask_are_told_and_nobodys_tokens_change(
     make_bench: Any, prompts: Any
 ) -> None:
@@ -144,7 +146,7 @@ def test_drafts_that_were_looked_up_have_ids_and_no_logprobs(make_bench: Any) ->
     assert sum(len(row.tokens) for row in rows) == sum(bench.reader[key].proposed)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 def test_preemption_drops_drafts_and_no_token(make_bench: Any, prompts: Any) -> None:
     streams = []
     for options in ({}, {"block_size": 8, "n_blocks": 32, "max_running": 8}):

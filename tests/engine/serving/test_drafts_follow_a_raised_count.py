@@ -31,6 +31,7 @@ def _bench(make_bench: Callable[..., Any], n_draft: int, **options: Any) -> Any:
     return make_bench(n_draft=n_draft, use_mtp=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
 @pytest.mark.parametrize("first_k", [0, 1, 3])
 @pytest.mark.parametrize("length", [3 * BLOCK - 2, 3 * BLOCK, 3 * BLOCK + 1])

@@ -114,8 +114,8 @@ def prompts(make_prompts: Any) -> Any:
     return [prompt * 2 for prompt in make_prompts(6, vocab_size=96, longest=16)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.fast_cases(1)
 def test_what_is_said_is_the_oracles_with_any_k_and_in_a_pair(
     make: Any, load_model: Any, make_bench: Any, hand_over: Any, prompts: Any, case: str
 ) -> None:
@@ -177,6 +177,7 @@ def plain(layer: LayerWeights) -> LayerWeights:
     return dataclasses.replace(layer, qkv=value(layer.qkv), o=value(layer.o), mlp=mlp)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["mimo-drafts", "glm-experts"])
 def test_drafts_are_the_oracles(
     make: Any, load_model: Any, make_bench: Any, make_prompts: Any, case: str

@@ -35,6 +35,7 @@ def mixed(make_bench: Any, make_prompts: Any) -> Any:
     return prompts, {key: bench.reader[key] for key in keys}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k_prefill", "k_decode"), [(0, 2), (1, 1), (1, 5), (5, 1), (3, 0)])
 def test_prefill_and_decode_give_what_one_engine_gives(
     make_bench: Any, mixed: Any, hand_over: Any, k_prefill: int, k_decode: int
@@ -100,6 +101,7 @@ def repeating(make_bench: Any, mixed: Any) -> Any:
     return prompts, {key: bench.reader[key] for key in keys}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_steps", [0, 1, 2])
 def test_drafts_by_prompt_lookup_are_handed_over_and_continue(
     make_bench: Any, repeating: Any, hand_over: Any, model_steps: int

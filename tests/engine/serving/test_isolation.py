@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from baton_worker.engine.kv.pool import NULL_BLOCK
 
@@ -15,6 +16,7 @@ def _up_to_block_end(prompt: tuple[int, ...]) -> int:
     return 16 * (len(prompt) // 16 + 3) - len(prompt)
 
 
+@pytest.mark.slow
 def test_the_null_block_stays_zero_and_others_contents_do_not_matter(
     make_bench: Any, make_prompts: Any
 ) -> None:

@@ -74,6 +74,7 @@ def moved(prefill: Any, decode: Any, handoffs: Iterable[Handoff]) -> list[Any]:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("n_draft", [0, 3])
 def test_a_pulled_request_says_what_one_that_stayed_says(
@@ -341,6 +342,7 @@ def test_what_is_no_pool_is_not_attached(is_by_block: bool) -> None:
         own.sharing.attach([nothing.fileno()], other.sharing.n_bytes, other.shape)
 
 
+@pytest.mark.slow
 @given(
     pairs=st.lists(
         st.tuples(st.integers(2, 40), st.integers(2, 40)),

@@ -236,6 +236,7 @@ def test_who_ends_with_blocks_that_were_pulled_before_leaves_none(
     pair.check_nothing_is_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_any_order_of_what_is_told_and_what_happens_is_exact(
     make_bench: Callable[..., Any], seed: int

@@ -76,6 +76,7 @@ def _handoffs(bench: Any, prompts: Any, moved: Moved, bound: int) -> list[Any]:
     return [h for result in _steps(bench, moved, bound) for h in result.handoffs]
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=5),
@@ -117,6 +118,7 @@ def test_bounded_transfers_give_what_unbounded_ones_give(
     assert decode.engine.load().kv_blocks_used == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["paddle", "sim"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
 def test_rows_decode_in_every_step_of_a_long_import(

@@ -59,6 +59,7 @@ def test_alternatives_are_the_k_best_in_order(tiny: Any, mixed: Any) -> None:
         )
 
 
+@pytest.mark.slow
 def test_top_3_is_a_prefix_of_top_20_and_rank_ignores_k(make_bench: Any, make_prompts: Any) -> None:
     results = {}
     for k in (0, 3, 20):

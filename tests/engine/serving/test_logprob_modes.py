@@ -121,6 +121,7 @@ def test_one_batch_of_all_modes_gives_each_its_own(
         _check(tiny, prompt, bench.reader[key], _options(number))
 
 
+@pytest.mark.slow
 def test_prefill_scores_the_first_token_and_decode_the_rest(
     tiny: Any, make_bench: Any, prompts: Any, hand_over: Any
 ) -> None:
@@ -133,6 +134,7 @@ def test_prefill_scores_the_first_token_and_decode_the_rest(
         _check(tiny, prompt, decode.reader[key], _options(number))
 
 
+@pytest.mark.slow
 def test_the_token_that_ends_a_request_is_scored_in_its_mode(tiny: Any, make_bench: Any) -> None:
     prompt, number = tuple(range(5, 30)), 0
     first = make_bench(n_draft=3)
@@ -158,7 +160,7 @@ def test_the_token_that_ends_a_request_is_scored_in_its_mode(tiny: Any, make_ben
             _check(tiny, prompt, stream, options)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 def test_preemption_keeps_each_mode(tiny: Any, make_bench: Any, prompts: Any) -> None:
     bench = make_bench(n_draft=2, block_size=8, n_blocks=32, max_running=12)
     keys = [bench.submit(n, p, **_options(n)) for n, p in enumerate(prompts)]

@@ -61,6 +61,7 @@ def _said(bench: Any) -> Any:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_draft", "chunk", "n_blocks"),
     [
@@ -97,6 +98,7 @@ def test_every_bit_of_every_stream_is_the_same(
         assert preempted[0], "the pool is meant to be too small"
 
 
+@pytest.mark.slow
 def test_prefill_and_decode_say_the_same(make_bench: Any, make_prompts: Any) -> None:
     prompts = make_prompts(12, seed=4)
     outcomes = []
@@ -284,6 +286,7 @@ def test_a_step_runs_while_the_output_of_the_one_before_is_made(tiny: Any, key: 
     assert len(result.columns.logprob) == 1
 
 
+@pytest.mark.slow
 def test_the_plan_bounds_what_a_step_feeds(tiny: Any, key: Any) -> None:
     rng = np.random.default_rng(9)
     engine = _engine(tiny, lambda: 0.0, prefill_tokens=24, n_draft=5, n_blocks=24)

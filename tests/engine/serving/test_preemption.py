@@ -38,6 +38,7 @@ def _submit(bench: Any, prompts: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_draft", "n_blocks"), [(0, 16), (2, 18), (5, 20)])
 def test_a_tiny_pool_gives_the_solo_output(
     make_bench: Any, prompts: Any, alone: Any, n_draft: int, n_blocks: int
@@ -67,6 +68,7 @@ def test_the_youngest_is_preempted_and_returns_first(make_bench: Any) -> None:
     assert ended == [old, young, last]
 
 
+@pytest.mark.slow
 def test_a_handed_over_request_survives_preemption_at_decode(
     make_bench: Any, make_prompts: Any, hand_over: Any
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_last_token_is_always_computed(make_bench: Any) -> None:
     assert fed(stats) == BLOCK, "the third block ends with the last token"
 
 
+@pytest.mark.slow
 def test_blocks_are_told_apart_by_the_token_behind_them(make_bench: Any) -> None:
     """The MTP layer's KV of a block's last position depends on the next token."""
     bench = make_bench(n_draft=3)
@@ -131,7 +132,7 @@ def test_a_full_pool_forgets_the_least_recently_used(make_bench: Any) -> None:
     assert hits(forgotten) < 3 * BLOCK
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 def test_a_preempted_request_finds_its_own_blocks(make_bench: Any, make_prompts: Any) -> None:
     options = {"max_model_len": 128, "block_size": 8, "n_blocks": 18, "n_draft": 2}
     fed_tokens = {}
@@ -183,6 +184,7 @@ def test_prefill_hands_over_what_it_had_cached(make_bench: Any) -> None:
     assert all(a.tobytes() == b.tobytes() for a, b in zip(kv, kv_again, strict=True))
 
 
+@pytest.mark.slow
 def test_requests_of_other_salts_share_nothing_and_those_of_one_do(make_bench: Any) -> None:
     bench, plain = make_bench(n_draft=1), make_bench(n_draft=1, prefix_caching=False)
     known = []

@@ -93,6 +93,7 @@ def test_a_stream_of_urgent_requests_starves_nobody(make_bench: Any, n_blocks: i
     assert n_urgent >= MAX_OVERTAKEN
 
 
+@pytest.mark.slow
 def test_priorities_change_the_order_and_nothing_that_is_said(
     make_bench: Any, make_prompts: Any
 ) -> None:

@@ -67,6 +67,7 @@ def _options(number: int, k: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.parametrize(
     ("n_draft", "prefill_tokens", "k"), [(0, 512, 0), (3, 512, 5), (2, 16, 20), (5, 7, 1)]
@@ -87,6 +88,7 @@ def test_every_prompt_token_is_scored_as_the_full_forward_does(
         _check(tiny, prompt, bench.reader[key], k)
 
 
+@pytest.mark.slow
 def test_they_change_no_output(make_bench: Any, prompts: Any) -> None:
     outputs = []
     for k in (-1, 3):
@@ -100,7 +102,7 @@ def test_they_change_no_output(make_bench: Any, prompts: Any) -> None:
         assert not without.prompt
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 def test_prefill_tells_them_and_decode_never_again(
     tiny: Any, make_bench: Any, prompts: Any, hand_over: Any
 ) -> None:
@@ -119,7 +121,7 @@ def test_prefill_tells_them_and_decode_never_again(
         _check(tiny, prompt, decode.reader[key], 2)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 def test_a_preempted_prompt_is_told_once(tiny: Any, make_bench: Any, prompts: Any) -> None:
     bench = make_bench(n_draft=2, block_size=8, n_blocks=32, max_running=10, prefill_tokens=20)
     keys = [

@@ -85,6 +85,7 @@ def check_all(model: LoadedModel, bench: Any, keys: Any, prompts: Any) -> list[A
     return streams
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", KS)
 @pytest.mark.parametrize("prefill_tokens", [512, 7], ids=["whole", "chunks"])
 def test_drafts_are_the_references_behind_accepted_and_rejected_ones(
@@ -119,6 +120,7 @@ def test_random_layers_draft_in_turn(
     check_all(model, bench, keys, prompts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", KS)
 def test_decode_goes_on_with_prefills_drafts_and_kv(
     trained: LoadedModel, make_bench: Any, prompts: Any, hand_over: Any, k: int
@@ -135,6 +137,7 @@ def test_decode_goes_on_with_prefills_drafts_and_kv(
         assert (first.first, len(first.tokens)) == (at, k)
 
 
+@pytest.mark.slow
 def test_a_cached_prefix_holds_no_other_requests_continuation(
     trained: LoadedModel, make_bench: Any
 ) -> None:
@@ -155,6 +158,7 @@ def test_a_cached_prefix_holds_no_other_requests_continuation(
             assert bench.reader[key].reused == known
 
 
+@pytest.mark.slow
 def test_k_may_change_under_way(trained: LoadedModel, make_bench: Any, prompts: Any) -> None:
     bench = make_bench(trained, n_draft=2, prefill_tokens=9)
     keys = submit_all(bench, prompts, max_tokens=24)
@@ -166,6 +170,7 @@ def test_k_may_change_under_way(trained: LoadedModel, make_bench: Any, prompts: 
     check_all(trained, bench, keys, prompts)
 
 
+@pytest.mark.slow
 def test_what_was_preempted_drafts_as_before(
     trained: LoadedModel, make_bench: Any, prompts: Any
 ) -> None:
@@ -177,6 +182,7 @@ def test_what_was_preempted_drafts_as_before(
     check_all(trained, bench, keys, prompts)
 
 
+@pytest.mark.slow
 def test_a_budget_that_leaves_less_than_the_open_tokens_is_waited_out(
     trained: LoadedModel, make_bench: Any, prompts: Any
 ) -> None:
@@ -187,6 +193,7 @@ def test_a_budget_that_leaves_less_than_the_open_tokens_is_waited_out(
     check_all(trained, bench, keys, prompts)
 
 
+@pytest.mark.slow
 def test_a_step_behind_a_step_changes_nothing(
     trained: LoadedModel, make_bench: Any, prompts: Any
 ) -> None:

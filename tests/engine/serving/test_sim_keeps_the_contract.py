@@ -59,6 +59,7 @@ def plain(make_sim_bench: Callable[..., Any], make_prompts: Any) -> list[Any]:
     return alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -215,6 +216,7 @@ def test_more_tokens_than_the_tokenizer_has_are_refused(tiny: Any) -> None:
         sim_shape(SimConfig(vocab_size=513), tiny.shape)
 
 
+@pytest.mark.slow
 def test_no_accelerator_stack_is_loaded_and_no_weights_are_read(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "generation_config.json"):
         source = ROOT / "examples" / "tiny-mtp" / name

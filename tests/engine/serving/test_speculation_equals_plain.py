@@ -51,6 +51,7 @@ def plain(make_bench: Any, make_prompts: Any) -> Callable[[int], Any]:
     return alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "n_draft", "batch", "first", "count"),
     [
@@ -95,6 +96,7 @@ def test_any_draft_count_and_batch_gives_the_plain_tokens(
         assert stream.logprobs == pytest.approx(expected.logprobs, abs=5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [{"use_mtp": True}, NGRAM, MTP_NGRAM])
 def test_draft_count_may_change_at_any_step(
     make_bench: Any, make_prompts: Any, plain: Callable[[int], Any], method: dict[str, Any]

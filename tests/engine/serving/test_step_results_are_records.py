@@ -98,6 +98,7 @@ def test_later_steps_never_change_an_earlier_result(
         assert [a.tobytes() for h in result.handoffs for a in h.kv] == kv_before
 
 
+@pytest.mark.slow
 def test_every_step_of_the_engine_is_accepted_and_returned_by_the_codec(
     run: Any, tiny: Any
 ) -> None:
@@ -112,6 +113,7 @@ def test_every_step_of_the_engine_is_accepted_and_returned_by_the_codec(
         assert _bytes_of(decode_step(frame, limits)[1]) == _bytes_of(result.columns)
 
 
+@pytest.mark.slow
 def test_memory_that_nobody_wrote_reaches_no_record(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def _served(bench: Any, prompts: Any, **more: Any) -> Any:
     return [(s.tokens, s.logprobs, s.ranks, s.topk, s.finish) for s in streams]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_draft", [0, 1, 3, 5])
 def test_steady_decoding_waits_for_nobody_and_says_the_same(
     make_bench: Any, make_prompts: Any, ahead: list[bool], n_draft: int
@@ -137,8 +138,8 @@ def test_a_launch_that_could_not_go_ahead_takes_no_time_from_the_first_one(
     assert len(limits) == 2, "the prompt, and the decoding steps behind an attempt to go ahead"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_draft", [0, 2])
-@pytest.mark.fast_cases(1)
 def test_what_a_lane_holds_is_what_would_be_written_anew(
     make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch, n_draft: int
 ) -> None:
@@ -190,6 +191,7 @@ def test_one_graph_serves_plain_steps_and_those_behind_others(
     assert bench.engine._parts.runner.launches.captured <= 2, "one more where tables grow wider"
 
 
+@pytest.mark.slow
 def test_a_late_stop_costs_a_row_and_no_other_is_moved(
     make_bench: Any, make_prompts: Any, ahead: list[bool]
 ) -> None:

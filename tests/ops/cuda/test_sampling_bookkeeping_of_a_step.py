@@ -129,6 +129,7 @@ def test_rows_behind_the_drafts_are_padding_for_greedy_verification(torch: Modul
     np.testing.assert_array_equal(out.token.cpu().numpy(), wanted.token)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("vocab", [3, 32_003])
 def test_rows_behind_the_drafts_are_padding_for_sampled_verification(
     torch: ModuleType, vocab: int

@@ -85,6 +85,7 @@ class Long:
         return out.tobytes() != self.wanted.tobytes()
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_whoever_comes_last_holds_nobody_up_and_changes_no_bit(
     both: tuple[HostScaled, HostTurned], way: int
@@ -103,6 +104,7 @@ def test_a_thread_that_nobody_waits_for_is_found_where_it_comes_last(
         assert any(case.differs(way, last, seed=2) for way in WAYS if way != OF_FEW)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_whoever_comes_last_among_experts_changes_no_bit(
     both: tuple[HostScaled, HostTurned], way: int
@@ -217,6 +219,7 @@ def test_a_row_has_its_bits_whoever_runs_ahead_and_whenever_copies_are_made(
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.slow
 def test_a_row_has_its_bits_whoever_comes_last(both: tuple[HostScaled, HostTurned]) -> None:
     rng = np.random.default_rng(3)
     x, weight = row_of(rng, 2304, np.float32), rows_of(rng, 160, 2304, 128, is_weight=True)
@@ -348,6 +351,7 @@ def test_what_all_share_has_its_bits_beside_experts_first_product(
         np.testing.assert_array_equal(out, made)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("seed", [1, FIRST_FIRST])
 @pytest.mark.parametrize("processors", [1, 4, 20])
 @pytest.mark.parametrize("counts", [[0, 1, 0, 0, 1, 1], [1, 2, 1, 4], [0, 0]])

@@ -60,6 +60,7 @@ def test_scales_of_blocks_give_the_bits_of_the_same_scales_of_rows(
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("rows", "outputs", "starts"),
     [

@@ -153,6 +153,7 @@ def test_each_head_is_fp64s(
     np.testing.assert_array_equal(case.call.kv[:, 0], kv[:, 0], "another layer was written")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "n"), [("float32", 6, MANY), ("bfloat16", 128, 4 * MANY)]
 )

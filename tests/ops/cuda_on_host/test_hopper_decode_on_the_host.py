@@ -134,6 +134,7 @@ has left before other blocks are told of it.
 """
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("heads_a_kv", "header", "nth", "orders"), NEEDED)
 def test_a_missing_barrier_is_found(
     kernels: HostDecode, heads_a_kv: int, header: str, nth: int, orders: list[Order]
@@ -161,6 +162,7 @@ def test_a_missing_barrier_is_found(
     assert any(differs(seed, order) for seed in (1, 2, FIRST_FIRST) for order in orders)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads_a_kv", [4, 12])
 def test_whoever_comes_last_in_decode_changes_no_bit(kernels: HostDecode, heads_a_kv: int) -> None:
     """Of every block, or one of them; these run side by side and merge what others left."""
@@ -176,6 +178,7 @@ def test_whoever_comes_last_in_decode_changes_no_bit(kernels: HostDecode, heads_
         assert np.array_equal(found, wanted), order
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("page", [16, 128])
 @pytest.mark.parametrize("heads_a_kv", [1, 5])
 def test_a_prompts_queries_have_the_bits_that_decode_gives_them(
@@ -214,6 +217,7 @@ def test_whoever_comes_last_in_a_prompt_changes_no_bit(kernels: HostDecode) -> N
         assert np.array_equal(prompt(kernels, text, nth, order), wanted), order
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("fault", host_decode.FAULTS)
 def test_a_planted_fault_of_prompts_is_found_by_who_comes_last(
     kernels: HostDecode, fault: str
@@ -231,6 +235,7 @@ def test_a_planted_fault_of_prompts_is_found_by_who_comes_last(
     assert any(differs(Order(range(first, first + 128))) for first in (0, 128, 256))
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("heads_a_kv", [4, 12])
 @pytest.mark.parametrize("seed", [2, 3, FIRST_FIRST])
 def test_neither_threads_blocks_nor_company_change_a_bit(

@@ -84,6 +84,7 @@ class Paged:
         return found
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
 @pytest.mark.parametrize("heads", [16, 64, 80])
 def test_attention_is_near_fp64s(kernels: HostHopperLatent, heads: int, block_size: int) -> None:
@@ -107,6 +108,7 @@ def text(kernels: HostHopperLatent) -> tuple[Paged, dict[int, Array]]:
     return paged, {end: paged.attend([end], 1, Launch())[0, 0] for end in ends}
 
 
+@pytest.mark.slow
 def test_splits_are_merged_to_what_fp64_has(text: tuple[Paged, dict[int, Array]]) -> None:
     paged, alone = text
     for end, found in alone.items():
@@ -114,6 +116,7 @@ def test_splits_are_merged_to_what_fp64_has(text: tuple[Paged, dict[int, Array]]
         assert np.linalg.norm(fp32(found) - wanted) < 4e-3 * np.linalg.norm(wanted), end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -135,6 +138,7 @@ def test_a_token_has_the_same_bits_however_its_splits_are_cut(
             np.testing.assert_array_equal(out[row, 0], alone[end], err_msg=str(end))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processors", [9, 40])
 def test_drafts_and_prompts_have_a_single_tokens_bits(
     text: tuple[Paged, dict[int, Array]], processors: int
@@ -156,6 +160,7 @@ def test_more_tokens_than_may_be_cut_have_the_same_bits(kernels: HostHopperLaten
         np.testing.assert_array_equal(prompt[end - 1], alone, err_msg=str(end))
 
 
+@pytest.mark.slow
 def test_a_warpgroup_that_runs_ahead_waits_to_be_heard(kernels: HostHopperLatent) -> None:
     """Contexts of one tile are the first warpgroup's alone, but for half of their values."""
     paged = Paged(kernels, 16, 60)
@@ -202,6 +207,7 @@ OF_WHO_IS_LAST = {
 """By fault: the order that shows it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", host_latent.FAULTS)
 def test_a_planted_fault_is_found_by_who_comes_last(
     kernels: HostHopperLatent, few: tuple[Paged, Array], fault: str
@@ -218,6 +224,7 @@ def test_a_changed_key_would_be_seen(kernels: HostHopperLatent) -> None:
     assert (before != paged.attend([100], 1, Launch())).any()
 
 
+@pytest.mark.slow
 def test_too_little_scratch_is_refused(kernels: HostHopperLatent) -> None:
     paged = Paged(kernels, 16, LENGTH)
     with pytest.raises(RuntimeError, match="scratch is too small"):

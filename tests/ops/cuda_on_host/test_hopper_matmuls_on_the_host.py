@@ -107,6 +107,7 @@ def test_what_another_library_is_set_to_does_not_count_here(
     assert Case(matmuls, "bf16", 8, 40, 8).differs(way=0, seed=1) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", ROWS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_way_has_the_bits_of_one_sequential_sum(
@@ -119,6 +120,7 @@ def test_every_way_has_the_bits_of_one_sequential_sum(
         assert {way: text for way, text in differences.items() if text} == {}, (n, k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_more_than_one_band_of_tiles_have_the_same_bits(
     matmuls: host_matmul.HostMatmul, kind: str
@@ -227,6 +229,7 @@ def late_by_way(case: Case, way: int, most: int) -> dict[Order, str]:
     return {order: text for order, text in found.items() if text}
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("way", range(WAYS))
 def test_whoever_comes_last_changes_no_bit(matmuls: host_matmul.HostMatmul, way: int) -> None:
     kind = KINDS[::2][way // 2 % 2]
@@ -309,6 +312,7 @@ def test_more_places_of_one_row_than_there_are_groups_are_refused(
         assert "one row of x has more places than groups" in case.differs(3, seed=1)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("way", GROUPED_WAYS)
 def test_whoever_comes_last_of_one_row_changes_no_bit(
     matmuls: host_matmul.HostMatmul, way: int

@@ -140,6 +140,7 @@ def test_queries_are_folded_and_values_unfolded(
         np.testing.assert_array_equal(one[0], values[token])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [9, 33])
 def test_whoever_comes_last_in_folding_changes_no_bit(kernels: HostLatent, tokens: int) -> None:
     """By tensor cores, whose tiles come through a ring of two; without its barrier one would."""
@@ -329,6 +330,7 @@ def test_attention_of_more_keys_than_a_round_has(kernels: HostLatent, is_bf16: b
             close(out[row, j], paged.exact(end - 2 + j))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TENSOR_CORES)
 def test_attention_on_tensor_cores_is_near_fp64s(kernels: HostLatent, name: str) -> None:
     """Probabilities are in bf16. Behind the last key of a tile lies what is no number."""
@@ -354,6 +356,7 @@ def whole(request: pytest.FixtureRequest, kernels: HostLatent) -> tuple[Paged, A
     return paged, paged.attend(kernels, [LENGTH], q_len=LENGTH, seed=5)[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.data(),
@@ -378,6 +381,7 @@ def test_a_token_has_the_same_bits_in_any_company_and_blocks(
             np.testing.assert_array_equal(out[row], prompt[stop - q_len : stop])
 
 
+@pytest.mark.fast_cases(1)
 def test_whoever_comes_last_changes_no_bit(kernels: HostLatent, whole: tuple[Paged, Array]) -> None:
     paged, prompt = whole
     for seed, order in enumerate(each_last(256, seed=1, most=2)):

@@ -112,6 +112,7 @@ def test_all_ranks_have_the_bits_of_the_ordered_sum(library: Path, ranks: int, w
         assert outcome(group, calls_of(ranks, [way], 12, seed)) == "", seed
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_calls_of_every_kind_follow_each_other(library: Path, ranks: int) -> None:
     """Grids of one block to five, so that blocks of a rank have met unequally often."""
@@ -144,6 +145,7 @@ def norms_of(ranks: int, seed: int, n: int = 8) -> list[Call]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_sum_that_is_normed_in_its_launch_has_the_bits_of_both(library: Path, ranks: int) -> None:
     for seed in (*range(3), FIRST_FIRST):
@@ -202,6 +204,7 @@ BEHIND = {
 """By fault: the calls that show it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", OF_NORMS)
 def test_a_fault_in_a_norm_of_a_sum_is_found(library: Path, fault: str) -> None:
     def fails(seed: int) -> bool:
@@ -247,6 +250,7 @@ def test_norms_and_sums_follow_each_other(library: Path, ranks: int) -> None:
         assert wrong(sums, range(ranks)) == []
 
 
+@pytest.mark.slow
 def test_a_dead_rank_leaves_nan_in_residuals_and_norms(library: Path) -> None:
     for seed in (*range(3), FIRST_FIRST):
         group = HostGroup(library, 4, HALF_BYTES, seed)
@@ -273,6 +277,7 @@ def limits_waited(library: Path, kind: str, dead: Sequence[int], seed: int, faul
     return group.nanoseconds() / limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["", *OF_A_LIMIT])
 @pytest.mark.parametrize(("kind", "dead"), [("fp32", (2,)), ("bf16", (1, 2, 3))], ids=str)
 def test_ranks_that_push_nothing_any_more_are_waited_for_once(
@@ -322,6 +327,7 @@ def test_numbers_beside_what_is_pushed_wrap_around(library: Path, ranks: int) ->
     assert [bits_of(call) for call in calls] == [bits_of(call) for call in apart]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["one shot", "two shots", GATHER])
 def test_a_dead_rank_is_given_up_within_the_limit(library: Path, way: str) -> None:
     """The others' output is NaN from then on, they say who is missing, and wait no second time.
@@ -369,6 +375,7 @@ def test_whoever_comes_last_is_waited_for(library: Path, ranks: int, way: str) -
             assert outcome(group, calls) == "", order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_whoever_comes_last_where_sums_are_normed_is_waited_for(library: Path, ranks: int) -> None:
     """Of what is pushed, and of what is read."""
@@ -427,6 +434,7 @@ def is_given_up_badly(library: Path, fault: str, seed: int) -> bool:
     return not (is_spoilt and has_word and group.nanoseconds() < 2 * LIMIT)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("fault", ["", *OF_A_DEAD_RANK])
 def test_a_fault_that_a_dead_rank_shows_is_found(library: Path, fault: str) -> None:
     assert any(is_given_up_badly(library, fault, seed) for seed in range(4)) == bool(fault)
@@ -478,6 +486,7 @@ def bits_of(call: Call) -> list[bytes]:
     return [out.tobytes() for out in call.outs] if call.normed is None else call.normed_bits()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "n_unseen"),
     [("one shot", 2), ("two shots", 1), (GATHER, 2), (NORM, 2), (PUSHED, 0)],

@@ -165,6 +165,7 @@ def test_choices_are_the_rules_and_pairs_stand_by_expert(
     np.testing.assert_array_equal(out.starts, np.cumsum([0, *counts]))
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("name", "n_tokens", "hidden"),
     [("qwen3", 21, 200), ("deepseek", 21, 200), ("ernie", 197, 264), ("not-normed", 777, 16)],
@@ -302,6 +303,7 @@ def test_a_norm_and_a_choice_have_the_bits_of_both(
     assert (case.launches == 1) is is_one
 
 
+@pytest.mark.slow
 def test_of_the_longest_rows_too(routes: host_routes.HostRoutes) -> None:
     """Of which a cluster has as many threads as one may have."""
     case = Case(routes, "qwen3", 1, 8_192, True)
@@ -311,6 +313,7 @@ def test_of_the_longest_rows_too(routes: host_routes.HostRoutes) -> None:
         np.testing.assert_array_equal(once[key], values, err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "hidden"), [("glm", 264), ("qwen3", 2560)])
 def test_whoever_comes_last_of_a_cluster_changes_no_bit(
     routes: host_routes.HostRoutes, name: str, hidden: int

@@ -58,6 +58,7 @@ def test_truncation_is_the_cpus_bit_for_bit(
     assert not broken.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_bytes", [40 << 10, 36 << 10, 16 << 10])
 def test_truncation_needs_no_more_shared_memory_than_the_device_has(
     host: HostLibrary, torch: HostTorch, shared_bytes: int
@@ -126,6 +127,7 @@ def verified_tokens(torch: HostTorch) -> bytes:
     return bytes(out.n_accepted.tobytes() + out.token.tobytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [largest, verified_tokens, truncated])
 def test_whoever_comes_last_changes_no_bit(
     host: HostLibrary, torch: HostTorch, run: Callable[[HostTorch], bytes]

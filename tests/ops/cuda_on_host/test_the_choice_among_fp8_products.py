@@ -95,6 +95,7 @@ def test_all_ways_are_known_here(choice: HostChoice) -> None:
     assert {way for kind in KINDS for way in kind} == {*TILES} - {OF_FEW}
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("processors", [78, 114, 132, 144])
 def test_every_product_of_a_model_gets_a_kernel_that_there_is(
     choice: HostChoice, processors: int

@@ -45,14 +45,18 @@ def in_turn(places: Sequence[int], name: str) -> int:
     return candidates[zlib.crc32(name.encode()) % len(candidates)]
 
 
-def leave_to_slow(items: Iterable[pytest.Item], most: int) -> None:
+def leave_to_slow(items: Iterable[pytest.Item], most: int | None = None) -> None:
     """Mark as slow all cases of a test but so many, or as many as its mark `fast_cases` says.
+
+    `most` is for tests that have no such mark; without it all their cases stay as they are.
 
     Those that stay are of the fewest that have each value of each parameter. Where one stays, it
     is one or another by the test's name.
     """
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
+        if most is None and item.get_closest_marker("fast_cases") is None:
+            continue
         is_fast = item.get_closest_marker("slow") is None and item.get_closest_marker("gpu") is None
         if is_fast and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             tests[item.nodeid.partition("[")[0]].append(item)
