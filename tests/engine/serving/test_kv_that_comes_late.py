@@ -15,7 +15,7 @@ from baton_worker.engine.api import Handoff, KvFilled, KvInPool
 from baton_worker.engine.kv.leases import mapped_leases
 from baton_worker.records.columns import ErrorCode
 
-ENGINES = ("paddle",)
+ENGINES = ("paddle", "device")
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "logprobs_k": 2}
 PROMPT = tuple(2 + (7 * i) % 50 for i in range(70))
 OTHER = tuple(3 + (5 * i) % 40 for i in range(70))

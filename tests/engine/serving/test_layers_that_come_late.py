@@ -18,7 +18,7 @@ from baton_worker.engine.kv import layers
 from baton_worker.messages import HANDOFF_LAYERS
 from baton_worker.records.columns import ErrorCode
 
-ENGINES = ("paddle",)
+ENGINES = ("paddle", "device")
 MARKS = (4, 6, 7)
 
 

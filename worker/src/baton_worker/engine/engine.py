@@ -8,7 +8,7 @@ All calls come from one thread. Knows no socket and no wall clock: its clock is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton_worker.engine.api import (
     EngineLoad,
@@ -220,9 +220,11 @@ class StepEngine:
             if following is None:
                 before_next()  # once more where none went ahead: something came during the wait
                 if self._launches.can_launch():
-                    following = self._launches.launch()
+                    following = self._launches.launch(is_behind=True)
             self._in_flight = following
         self.progress.output()
+        if following is not None and following.arrived:
+            landed = replace(landed, imports=(*landed.imports, *following.arrived.values()))
         return self._finish(landed)
 
     def close(self) -> None:

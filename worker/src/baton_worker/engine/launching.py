@@ -6,7 +6,7 @@ a device, behind one that has not, when it goes on with who is in that. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +18,7 @@ from baton_worker.engine.scheduling.kv_ahead import KvAhead
 from baton_worker.engine.scheduling.kv_transfers import PULL_WAIT_SECONDS, KvTransfers
 from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.engine.scheduling.request_book import RequestBook
+from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.engine.step.in_flight import (
     AheadRunner,
     Flight,
@@ -58,25 +59,33 @@ class Launches:
         """Whether a step would do anything."""
         return self.parts.scheduler.can_progress(self.drafts.model_steps)
 
-    def launch(self) -> InFlightStep:
-        """Plan a step, import some KV of handoffs (they decode once all is in), run."""
+    def launch(self, is_behind: bool = False) -> InFlightStep:
+        """Plan a step, import some KV of handoffs (they decode once all is in), run.
+
+        Args:
+            is_behind: a step before it, which has landed, has still to be told of; so whose KV has
+                come by now can decode in this one, and be told of with that: a request has one row
+                in what is told of a step.
+        """
         started, n_draft = self.clock(), self.drafts.count
         if not self.can_launch():
             self.pulls.wait(PULL_WAIT_SECONDS)
         self.pulls.settle()
-        plan = self.parts.scheduler.plan(self.drafts.model_steps)
+        scheduler = self.parts.scheduler
+        arrived = self.transfers.arrived(scheduler.incoming() if is_behind else ())
+        plan = scheduler.plan(self.drafts.model_steps)
         self._clear_new_blocks()
-        for request in plan.admitted:
-            if request.admitted_at is None:
-                request.admitted_at = started
+        _note_admitted(plan.admitted, started)
         positions = positions_of(plan)  # before it runs: that changes where they stand
-        imported = self.transfers.import_some(plan.imports, may_wait=not plan.has_rows)
+        coming = [request for request in plan.imports if request.key not in arrived.refused]
+        imported = self.transfers.import_some(coming, may_wait=not plan.has_rows)
         return InFlightStep(
             plan=plan,
             n_draft=n_draft,
             started=started,
             imports=imported.complete,
-            refused=imported.refused,
+            arrived=arrived.complete,
+            refused=arrived.refused | imported.refused,
             positions=positions,
             running=self._run(plan, n_draft, tuple(positions)),
         )
@@ -87,11 +96,16 @@ class Launches:
         return is_ours and any(self.parts.scheduler.going_on(before.plan, self.requests.endings))
 
     def launch_behind(self, before: InFlightStep) -> InFlightStep | None:
-        """Launch the step behind one that has not landed, if the device can know what it feeds."""
+        """Launch the step behind one that has not landed, if the device can know what it feeds, and
+        if nobody waits to be let in. Handoffs whose KV is pulled beside the steps are let in at
+        once: it comes while this waits for the step before, and they decode in the next.
+        """
         started, n_draft = self.clock(), self.drafts.count
         if before.running.flight is None or n_draft != before.n_draft:
             return None
         self.pulls.settle()
+        if self._let_in_early(started):
+            return None
         plan = self.parts.scheduler.plan_ahead(
             before.plan, self.requests.endings, n_draft, self.drafts.model_steps
         )
@@ -108,6 +122,15 @@ class Launches:
             running=self._flying(flight),
             is_ahead=True,
         )
+
+    def _let_in_early(self, now: float) -> bool:
+        """Let in who stands first in line and is pulled, and begin that; whether anybody was."""
+        scheduler, transfers = self.parts.scheduler, self.transfers
+        early = scheduler.admit_early(self.drafts.model_steps, transfers.pulls_beside)
+        self._clear_new_blocks()
+        _note_admitted(early, now)
+        transfers.begin_pulls(early)
+        return bool(early)
 
     def _clear_new_blocks(self) -> None:
         clear_blocks(self.parts.pool, self.parts.allocator.take_uncleared())
@@ -132,3 +155,10 @@ class Launches:
 
     def _flying(self, flight: Flight) -> Running:
         return Running(partial(flight.landed, self.requests.holds), flight.layers, flight)
+
+
+def _note_admitted(requests: Iterable[RequestState], now: float) -> None:
+    """Note when requests were let in for the first time."""
+    for request in requests:
+        if request.admitted_at is None:
+            request.admitted_at = now

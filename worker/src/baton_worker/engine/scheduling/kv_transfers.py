@@ -111,24 +111,39 @@ class KvTransfers:
         """Whether a handoff is not all out yet."""
         return bool(self._exports)
 
+    def arrived(self, requests: Iterable[RequestState]) -> Imported:
+        """Return whose KV was pulled and has come, so that they decode in the step to be planned,
+        and whose never will.
+        """
+        imported = Imported({}, {})
+        for request in requests:
+            if request.pull is not None and _is_over(request.pull):
+                self._end_pull(request, request.pull, imported)
+        return imported
+
+    def begin_pulls(self, requests: Iterable[RequestState]) -> None:
+        """Begin to pull the KV of requests that have their blocks, where that goes on beside the
+        steps: it comes while the step under way is waited for.
+        """
+        for request in requests:
+            if self.pulls_beside(request):
+                self._begun(request)
+
     def import_some(self, requests: Sequence[RequestState], may_wait: bool = False) -> Imported:
         """Check and copy the next blocks of requests with an incoming handoff, in this order.
 
         Args:
             may_wait: there is nothing else to do than to wait for what is pulled.
         """
-        imported = Imported({}, {})
         room = self._blocks_per_step
-        beside = [self._begun(request) for request in requests if self._pulls_beside(request)]
+        beside = [self._begun(request) for request in requests if self.pulls_beside(request)]
         if may_wait and beside and not any(map(_is_over, beside)):
             beside[0].wait(PULL_WAIT_SECONDS)  # for one: each may take as long
-        for request in requests:
-            if request.pull is not None and _is_over(request.pull):
-                self._end_pull(request, request.pull, imported)
+        imported = self.arrived(requests)
         for request in requests:
             if not room:
                 break
-            if not self._pulls_beside(request) and request.incoming is not None:
+            if not self.pulls_beside(request) and request.incoming is not None:
                 room -= self._import(request, room, imported)
         return imported
 
@@ -197,7 +212,7 @@ class KvTransfers:
             request.lease = self.leases.begin()
         return LeaseName(request.lease.slot, request.lease.serial)
 
-    def _pulls_beside(self, request: RequestState) -> bool:
+    def pulls_beside(self, request: RequestState) -> bool:
         """Whether its KV comes beside the steps, however much it is."""
         if request.incoming is None or not isinstance(request.incoming.kv, KvInPool):
             return False

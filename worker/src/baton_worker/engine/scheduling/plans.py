@@ -97,8 +97,6 @@ def going_on(before: StepPlan, stepping: Sequence[RequestState]) -> GoingOn:
     Args:
         stepping: who runs and does not end with `before`, the most urgent first.
     """
-    if before.imports:
-        return GoingOn((), ())
     if not before.prefill and before.decode == tuple(stepping):  # so it is nearly always
         return GoingOn(tuple([r for r in stepping if not r.hand_over]), ())
     choosing = before.choosing

@@ -191,6 +191,11 @@ class RequestState:
         return self.ahead.n_coming > 0
 
     @property
+    def is_on_its_way(self) -> bool:
+        """Whether its KV is being pulled, so that no step can be about it yet."""
+        return self.pull is not None and not (self.pull.has_come() or self.pull.is_lost())
+
+    @property
     def blocks(self) -> list[int]:
         """The blocks it owns, in position order."""
         blocks: list[int] = self.table[: self.n_blocks].tolist()

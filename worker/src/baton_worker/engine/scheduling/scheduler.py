@@ -9,7 +9,7 @@ and then the least urgent running request is recomputed later.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton_worker.engine.kv.pool import BlockAllocator
@@ -71,6 +71,7 @@ class Scheduler:
         self._prefix = prefix
         self._waiting = WaitingQueue[RequestState]()
         self._running = WaitingQueue[RequestState]()
+        self._early: list[RequestState] = []
         self._held: dict[RequestKey, RequestState] = {}
         self._paused: frozenset[int] = frozenset()
         self._tables = BlockTables(allocator, limits.block_size, prefix)
@@ -158,7 +159,9 @@ class Scheduler:
         # admitted; and who grows comes before who is admitted, or both would be preempted in turn.
         self._tables.remember(*self._running)
         preempted = self._grow(n_model_drafts)
-        admitted = [] if preempted else self._admit(n_model_drafts)
+        admitted = [request for request in self._early if request.phase is Phase.RUNNING]
+        self._early.clear()
+        admitted += [] if preempted else self._admit(n_model_drafts)
         decode: list[RequestState] = []
         prefill: list[RequestState] = []
         imports: list[RequestState] = []
@@ -179,10 +182,31 @@ class Scheduler:
             told_by_layers=told_by_layers(chunks),
         )
 
+    def incoming(self) -> list[RequestState]:
+        """Return the running requests whose KV is not all here."""
+        return [request for request in self._stepping() if request.incoming is not None]
+
+    def admit_early(
+        self, n_model_drafts: int, is_early: Callable[[RequestState], bool]
+    ) -> list[RequestState]:
+        """Let in who stands first in line while a step is under way, as long as it `is_early`.
+
+        Its blocks are none of that step's, so they may be filled meanwhile. The next `plan` counts
+        it among those that it admitted.
+        """
+        if not len(self._waiting):
+            return []
+        self._tables.remember(*self._running)  # what earlier steps computed may be what it needs
+        early = self._admit(n_model_drafts, is_early)
+        self._early += early
+        return early
+
     def going_on(self, before: StepPlan, ending: Container[RequestKey]) -> GoingOn:
-        """Return who is in the step behind `before`; see `plans.going_on`."""
-        stepping = [request for request in self._stepping() if request.key not in ending]
-        return going_on(before, stepping)
+        """Return who is in the step behind `before`; see `plans.going_on`. Whose KV is on its way
+        is in no step.
+        """
+        here = [request for request in self._stepping() if not request.is_on_its_way]
+        return going_on(before, [request for request in here if request.key not in ending])
 
     def plan_ahead(
         self,
@@ -242,6 +266,7 @@ class Scheduler:
             self._waiting.remove(request)
         elif request.phase is Phase.RUNNING:
             self._running.remove(request)
+            self._early = [early for early in self._early if early is not request]
         else:
             del self._held[request.key]
         self._tables.release(request)
@@ -277,9 +302,11 @@ class Scheduler:
         victim.phase = Phase.WAITING
         self._waiting.add(victim)
 
-    def _admit(self, n_model_drafts: int) -> list[RequestState]:
+    def _admit(
+        self, n_model_drafts: int, is_wanted: Callable[[RequestState], bool] = lambda request: True
+    ) -> list[RequestState]:
         admitted: list[RequestState] = []
-        while (request := self._next_admissible(n_model_drafts)) is not None:
+        while (request := self._next_admissible(n_model_drafts)) is not None and is_wanted(request):
             self._waiting.remove(request)  # before it passes the others: it is not among them
             for line in (self._waiting, self._running):
                 line.let_pass(request, self._waits_its_turn)

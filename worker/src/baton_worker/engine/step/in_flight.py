@@ -101,6 +101,7 @@ class InFlightStep:
         n_draft: K of this step.
         started: engine clock at the launch, seconds.
         imports: the handoffs whose import was completed at the launch.
+        arrived: those whose KV had come before it was planned, told of with the step before.
         refused: those whose KV was found unfit or gone, as (code, why).
         positions: every request it carries, with the output position it stood at; nobody until
             it is settled, if it is ahead.
@@ -113,6 +114,7 @@ class InFlightStep:
     started: float
     running: Running
     imports: Mapping[RequestKey, HandoffState] = field(default_factory=dict)
+    arrived: Mapping[RequestKey, HandoffState] = field(default_factory=dict)
     refused: Mapping[RequestKey, tuple[ErrorCode, str]] = field(default_factory=dict)
     positions: Mapping[RequestKey, int] = field(default_factory=dict)
     is_ahead: bool = False
