@@ -105,6 +105,16 @@ def test_running_requests_keep_what_they_grow_into(make_bench: Callable[..., Any
     assert pair.pulled() == (2, 0)
 
 
+def test_what_leaves_each_who_runs_one_block_is_pulled(make_bench: Callable[..., Any]) -> None:
+    pair = Pair(make_bench, n_blocks=11, max_model_len=160, max_running=2)
+    pair.decode.submit(5, LONG[:90], max_tokens=30)
+    pair.decode.step()
+    assert pair.decode.engine.load().kv_blocks_used == 6
+    pair.submit(0, LONG)
+    pair.tell(fill(pair)[1])
+    assert pair.pulled() == (4, 0), "of five that are free"
+
+
 def test_what_is_lent_no_more_is_not_pulled(make_bench: Callable[..., Any]) -> None:
     """As where prefill preempted the prompt before its word was out."""
     pair = Pair(make_bench)
