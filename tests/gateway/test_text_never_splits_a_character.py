@@ -9,7 +9,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from baton_worker.gateway.answers.prompt_entries import PromptText
 from baton_worker.gateway.text.detokenise import Detokeniser
-from baton_worker.gateway.text.vocabulary import Vocabulary, read_vocabulary
+from baton_worker.gateway.text.vocabulary import (
+    UnsupportedTokenizerError,
+    Vocabulary,
+    read_vocabulary,
+)
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
@@ -165,3 +169,10 @@ def test_a_padded_id_adds_nothing_and_breaks_nothing():
     vocabulary = Vocabulary({0: b"a"}, frozenset())
     assert Detokeniser(vocabulary.text_bytes).feed([0, 99, 0]) == "aa"
     assert vocabulary.names[99] == ""
+
+
+def test_a_decoder_that_replaces_by_a_pattern_is_refused_by_name():
+    steps = [{"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}, {"type": "Fuse"}]
+    decoder = {"type": "Sequence", "decoders": [*steps, {"type": "ByteFallback"}]}
+    with pytest.raises(UnsupportedTokenizerError, match="replaces by a regular expression"):
+        read_vocabulary(decoder, {"a": 0}, {})

@@ -1,6 +1,7 @@
 """What `http_edge` knows of uvicorn's inside is there and means what we take it to mean.
 
-It is no promise of uvicorn's, so pyproject.toml bounds the version; who raises the bound runs this.
+It is no promise of uvicorn's, so pyproject.toml bounds the version; who moves a bound runs
+all of `tests/http_edge` with it.
 """
 
 from __future__ import annotations

@@ -116,6 +116,24 @@ async def test_the_end_of_a_model_wakes_the_next(fleet):
     assert fleet.cluster.woken == [ObjectKey("ns", "b")]
 
 
+async def test_a_model_whose_namespace_ends_holds_nobody(fleet, monkeypatch):
+    await fleet.begin()
+    await fleet.upgrade()
+    create = fleet.cluster.kube.create
+
+    async def refused(kind, manifest, manager):
+        told_of = manifest.get("involvedObject", {}).get("name")
+        if manifest["metadata"]["name"].startswith("a-") or told_of == "a":
+            raise api.NamespaceEnds(403, "Forbidden", "it is being terminated")
+        return await create(kind, manifest, manager)
+
+    monkeypatch.setattr(fleet.cluster.kube, "create", refused)
+    for _ in range(60):
+        await fleet.look()
+        fleet.cluster.now += LOOK_SECONDS
+    assert fleet.moved() == ["b", "c", "d"]
+
+
 async def test_what_a_user_changes_waits_for_nobody(fleet):
     await fleet.begin()
     await fleet.upgrade()

@@ -160,6 +160,14 @@ REFUSED = {
         in_worker(ports=[{"name": "health", "containerPort": 9}]),
         "port health, which is 8080/TCP, is Baton's own: rename yours",
     ),
+    "a port of the node": (
+        in_worker(ports=[{"name": "kv", "containerPort": 5557, "hostPort": 5557}]),
+        "port kv, which has no port of its node, is Baton's own: take hostPort and hostIP away",
+    ),
+    "an account by its old name": (
+        {"spec": {"serviceAccount": "mine"}},
+        "serviceAccount is an old name, which serviceAccountName wins over: say that",
+    ),
     "a label": (
         {"metadata": {"labels": {"baton.dev/role": "x"}}},
         "baton.dev/role is Baton's own: take it away",
@@ -213,6 +221,18 @@ async def test_the_status_names_the_field_what_is_there_and_the_fix(case):
     assert words in told
 
 
+async def test_a_container_of_a_pair_has_an_image():
+    template = {"spec": {"containers": [{"name": "side", "env": [{"name": "A", "value": "1"}]}]}}
+    with_image = {"spec": {"containers": [{"name": "side", "image": "side:1"}]}}
+    base = ALL | {"placement": "samePod"}
+    cluster = Cluster()
+    await cluster.create(**with_template(base, "decode", template))
+    await cluster.reconcile()
+    told = cluster.status()["conditions"][0]["message"]
+    assert "container side has no image: give it one, or call it worker" in told
+    assert not why_refused(base, "decode", with_image)
+
+
 TAKEN = {
     "a volume that this spec has none of": {
         "spec": {
@@ -228,6 +248,7 @@ TAKEN = {
     "the image as it is": in_worker(image="worker:1", imagePullPolicy="IfNotPresent"),
     "a label of the team's": {"metadata": {"labels": {"app.kubernetes.io/part-of": "shop"}}},
     "a hook at the start": in_worker(lifecycle={"postStart": {"exec": {"command": ["warm"]}}}),
+    "an account by both names": {"spec": {"serviceAccount": "mine", "serviceAccountName": "mine"}},
     "what is so anyway": {"spec": {"automountServiceAccountToken": False}},
     "nothing": {"spec": {"terminationGracePeriodSeconds": None, "volumes": None}},
     "a sidecar with names of ours": {

@@ -225,6 +225,13 @@ async def test_a_rollback_keeps_what_failed_and_why_until_another_spec(cluster, 
     assert cluster.condition("Stalled")[0] == "False"
 
 
+async def test_a_failure_is_not_blamed_on_a_pod_of_another_revision(cluster):
+    other = {"waiting": {"reason": "CrashLoopBackOff", "message": "of an older one"}}
+    new, _ = await failed_with(cluster, own=None, other=other)
+    assert cluster.status()["rollout"]["failedRevision"] == new
+    assert "failedReason" not in cluster.status()["rollout"]
+
+
 async def test_a_failure_that_nobody_can_explain_gets_no_later_pods_words(cluster):
     new, _ = await failed_with(cluster, own=None)
     await with_pods(cluster, pod(container(PULL)))

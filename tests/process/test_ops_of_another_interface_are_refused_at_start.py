@@ -79,6 +79,7 @@ def test_a_library_that_cannot_be_loaded_is_a_fault_of_what_is_installed(
         "ModuleNotFoundError('No module named x', name='tvm_ffi.core')",
         "OSError('libtvm_ffi.so: undefined symbol: TVMFFI')",
         "RuntimeError('Cannot find libraries: libtvm_ffi.so')",
+        "ValueError('numpy.dtype size changed')",
     ],
 )
 def test_a_broken_tvm_ffi_is_told_in_a_line(tmp_path: Path, error: str) -> None:

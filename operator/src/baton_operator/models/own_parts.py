@@ -114,12 +114,7 @@ def check_own_parts(template: dict[str, Any], own: OwnParts) -> None:
         for key in metadata.get(field) or {}:
             if names.is_own_key(key):
                 raise _own(key, "take it away", f"$.metadata.{field}")
-    for field, fix in _NEVER.items():
-        if pod.get(field):
-            raise _refused(f"{field} is true, but {fix}", f"$.spec.{field}")
-    if pod.get("terminationGracePeriodSeconds") is not None:
-        fix = f"follows from {own.grace}: set that"
-        raise _refused(f"the grace period {fix}", "$.spec.terminationGracePeriodSeconds")
+    _check_fields(pod, own)
     for number, volume in enumerate(pod.get("volumes") or ()):
         if str(volume.get("name")) in own.volumes:
             raise _own(f"volume {volume['name']}", "rename yours", f"$.spec.volumes[{number}]")
@@ -132,6 +127,18 @@ def check_own_parts(template: dict[str, Any], own: OwnParts) -> None:
             raise _refused(f"container {container['name']} has no image: {fix}", path)
 
 
+def _check_fields(pod: dict[str, Any], own: OwnParts) -> None:
+    for field, fix in _NEVER.items():
+        if pod.get(field):
+            raise _refused(f"{field} is true, but {fix}", f"$.spec.{field}")
+    if pod.get("serviceAccount") not in (None, "", pod.get("serviceAccountName")):
+        text = "serviceAccount is an old name, which serviceAccountName wins over: say that"
+        raise _refused(text, "$.spec.serviceAccount")
+    if pod.get("terminationGracePeriodSeconds") is not None:
+        fix = f"follows from {own.grace}: set that"
+        raise _refused(f"the grace period {fix}", "$.spec.terminationGracePeriodSeconds")
+
+
 def _check_container(container: dict[str, Any], own: OwnParts, path: str) -> None:
     for number, entry in enumerate(container.get("env") or ()):
         if str(entry.get("name")) in OWN_ENV:
@@ -139,6 +146,9 @@ def _check_container(container: dict[str, Any], own: OwnParts, path: str) -> Non
     for number, port in enumerate(container.get("ports") or ()):
         ours = own.ports.get(str(port.get("name")))
         told = (port.get("containerPort"), port.get("protocol") or "TCP")
+        if ours is not None and (port.get("hostPort") or port.get("hostIP")):
+            what = f"port {port['name']}, which has no port of its node,"
+            raise _own(what, "take hostPort and hostIP away", f"{path}.ports[{number}]")
         if ours is not None and told != (ours, "TCP"):
             what = f"port {port['name']}, which is {ours}/TCP,"
             raise _own(what, "rename yours", f"{path}.ports[{number}]")

@@ -200,6 +200,10 @@ def _check_pair(spec: PDDeploymentSpec) -> None:
         raise InvalidSpec(f"{field}: {error}") from error
     ports = {role.value: ports for role, ports in PAIR_PORTS.items()}
     _check_template(f"{field} of the pair", template, ports)
+    for container in (template.get("spec") or {}).get("containers") or ():
+        if container["name"] not in ports and not container.get("image"):
+            text = f"container {container['name']} has no image: give it one"
+            raise InvalidSpec(f"{field} of the pair: {text}, or call it {CONTAINER_NAME}")
 
 
 def _check_users_template(field: str, template: dict[str, Any], own: OwnParts) -> None:

@@ -150,6 +150,7 @@ class Reconciler:
         parent = self._tools.parents.get(key)
         if parent is not None:
             self._ending[key] = parent.uid
+            self._tools.upgrades.leave(key)
             extra = {"object": str(key), "why": str(error)}
             log.info("left alone, its namespace is being deleted", extra=extra)
         return self._left_alone(key)

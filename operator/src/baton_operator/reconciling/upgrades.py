@@ -34,6 +34,7 @@ class Upgrades:
         self._rolling: set[ObjectKey] = set()
         self._gateways_waiting: set[ObjectKey] = set()
         self._given: set[ObjectKey] = set()
+        self._left: set[ObjectKey] = set()
 
     def turn(self, pdd: PDDeployment) -> tuple[str, Turn]:
         """Return the revision to aim at, and what that has to do with an upgrade.
@@ -43,6 +44,7 @@ class Upgrades:
         """
         wanted = self._wanted(pdd)
         self._given.discard(pdd.key)
+        self._left.discard(pdd.key)
         if not self._is_waiting(pdd):
             return wanted, Turn()
         ahead = [key for key, _ in zip(self._ahead(pdd.key), range(self._limit), strict=False)]
@@ -76,7 +78,8 @@ class Upgrades:
         had_turn = key in self._given or key in self._rolling
         self._given.discard(key)
         parent = self._parents.get(key)
-        if isinstance(parent, PDDeployment) and _is_rolling(parent):
+        is_left = key in self._left
+        if isinstance(parent, PDDeployment) and _is_rolling(parent) and not is_left:
             self._rolling.add(key)
         elif had_turn:
             self._rolling.discard(key)
@@ -85,8 +88,15 @@ class Upgrades:
                 self._wake(waiting)
                 break
 
+    def leave(self, key: ObjectKey) -> None:
+        """Take an object that is left alone out of the line: it moves no more, and holds nobody."""
+        self._left.add(key)
+        self._gateways_waiting.discard(key)
+        self.passed(key)
+
     def forget(self, key: ObjectKey) -> None:
         """Forget an object that is gone; its place is free."""
+        self._left.discard(key)
         self._names.pop(key, None)
         self._gateways_waiting.discard(key)
         self.passed(key)
@@ -103,7 +113,8 @@ class Upgrades:
     def _models(self) -> Iterator[PDDeployment]:
         for key in self._parents.keys():  # noqa: SIM118 - a method of the store
             parent = self._parents.get(key)
-            if isinstance(parent, PDDeployment) and not parent.is_deleting:
+            is_there = isinstance(parent, PDDeployment) and not parent.is_deleting
+            if isinstance(parent, PDDeployment) and is_there and key not in self._left:
                 yield parent
 
     def _is_waiting(self, pdd: PDDeployment) -> bool:

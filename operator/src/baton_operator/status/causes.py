@@ -36,12 +36,14 @@ def of_failure(seen: Observed, revision: str, rollout: dict[str, Any]) -> str:
 
 
 def _of_revision(seen: Observed, revision: str) -> str:
-    """Return what keeps its own pods from serving, else what keeps any."""
-    pods = sorted((p for p in seen.pods if p.revision == revision), key=lambda pod: pod.name)
-    failing = (of_pod(pod) for pod in pods if not pod.view.is_deleting)
+    """Return what keeps its own pods from serving, else what keeps those of no revision, which
+    gateways are: what another revision's suffer is no reason of this one's.
+    """
+    able = (p for p in seen.pods if p.revision in (revision, "") and not p.view.is_deleting)
+    pods = sorted(able, key=lambda pod: (not pod.revision, pod.name))
     refused = (f"{w.child.name}: {w.counts.refusal}" for w in seen.workloads
                if w.revision == revision and w.counts.refusal)  # fmt: skip
     blocked = (f"pod {pod.name}: Unschedulable: {pod.view.blocked}" for pod in pods
                if pod.view.blocked)  # fmt: skip
-    own = next(filter(None, (*failing, *refused, *blocked)), "")
-    return own or of_role(seen) or seen.blocked()
+    own = next(filter(None, (*map(of_pod, pods), *refused, *blocked)), "")
+    return own or seen.refusal(Role.GATEWAY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton_worker.engine.closing import close_all
 from baton_worker.engine.kv.sharing import Peer
 from baton_worker.handoff.nixl_pools import NixlPools
 from baton_worker.handoff.pool_door import PoolDoor
@@ -34,8 +35,6 @@ class PeerPools:
         return self.nixl.find(pool_id)
 
     def close(self) -> None:
-        """Hear of no pool any more."""
-        if self._door is not None:
-            self._door.close()
-        if self.nixl is not None:
-            self.nixl.close()
+        """Hear of no pool any more, by neither way, whichever fails to end."""
+        ways = (self._door, self.nixl)
+        close_all([way.close for way in ways if way is not None])

@@ -73,7 +73,9 @@ class Vocabulary:
             each other `%` twice.
         size: one more than the highest token id.
         longest: bytes of the longest token: a text of more than `n * longest` has more than n.
-        n_leading: spaces at the beginning of a prompt, at most, that are the tokenizer's own.
+        n_leading: spaces at the beginning of a prompt, at most, that are the tokenizer's own, by
+            its decoder: where a Metaspace pre-tokenizer puts none before a text that begins with
+            spaces, one of those is left out all the same, as the library does.
     """
 
     __slots__ = (
@@ -184,9 +186,10 @@ def _byte_level(token: str) -> bytes:
 
 
 def _sentencepiece(steps: list[Mapping[str, Any]]) -> Callable[[str], bytes]:
-    replacements = [
-        (step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"
-    ]
+    replacing = [step for step in steps if step["type"] == "Replace"]
+    if any("String" not in step["pattern"] for step in replacing):
+        raise UnsupportedTokenizerError("its decoder replaces by a regular expression")
+    replacements = [(step["pattern"]["String"], step["content"]) for step in replacing]
     replacements += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
     has_bytes = any(step["type"] == "ByteFallback" for step in steps)
 
