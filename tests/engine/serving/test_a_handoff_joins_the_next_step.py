@@ -198,3 +198,48 @@ def test_who_was_let_in_early_and_has_to_make_room_comes_in_again(
     pair.finish()
     assert said(pair.decode, key) == alone(make_bench, 0, PROMPT)
     assert said(pair.decode, pair.other) == other_alone(make_bench)
+
+
+@pytest.mark.parametrize("ended_by", ["loss", "refusal"])
+def test_whose_kv_is_found_gone_when_it_has_to_make_room_is_asked_for_it_again(
+    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    pair = LatePair(make_bench, n_blocks=11, max_model_len=128, prefix_caching=False)
+    key, handoff = pair.handoff()
+    engine, move_on = pair.decode.engine, pair.decode.engine._move_on
+    tables, other = engine._parts.scheduler._tables, engine._requests[pair.other]
+    gone: list[Any] = []
+
+    def landed(rows: Any) -> None:
+        move_on(rows)
+        is_short = tables.missing(other, len(other.tokens)) > tables.n_free
+        if is_short and pair.late.pulls and not gone:  # the next plan takes its room away
+            (pull,) = gone[:] = pair.late.pulls
+            if ended_by == "loss":
+                pull.lost = "its worker is silent"
+            else:
+                pair.prefill.engine.release_handoff(key)
+                pull.come()
+
+    monkeypatch.setattr(engine, "_move_on", landed)
+    pair.step(handoff)
+    for _ in range(30):
+        pair.step()
+    assert gone
+    pair.finish()
+    assert said(pair.decode, pair.other) == other_alone(make_bench)
+    if ended_by == "loss":  # what was lost was a pull; the next one comes
+        assert said(pair.decode, key) == alone(make_bench, 0, PROMPT)
+    else:
+        assert pair.decode.reader[key].error[0] is ErrorCode.HANDOFF_REFUSED
+
+
+def test_who_was_let_in_early_did_not_ask_the_prefix_cache(
+    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = LatePair(make_bench, prefix_caching=True)
+    pair.come_within_a_step(monkeypatch)
+    _, handoff = pair.handoff()
+    stats = [pair.step(*offers).stats for offers in ([handoff], [], [], [])]
+    assert [s.prefix_query_tokens + s.prefix_hit_tokens for s in stats] == [0, 0, 0, 0]
+    pair.finish()

@@ -77,7 +77,9 @@ class Launches:
         self._clear_new_blocks()
         _note_admitted(plan.admitted, started)
         positions = positions_of(plan)  # before it runs: that changes where they stand
-        coming = [request for request in plan.imports if request.key not in arrived.refused]
+        # Who had to make room is not in it: it is pulled anew, and refused then.
+        refused = {key: why for key, why in arrived.refused.items() if key in positions}
+        coming = [request for request in plan.imports if request.key not in refused]
         imported = self.transfers.import_some(coming, may_wait=not plan.has_rows)
         return InFlightStep(
             plan=plan,
@@ -85,7 +87,7 @@ class Launches:
             started=started,
             imports=imported.complete,
             arrived=arrived.complete,
-            refused=arrived.refused | imported.refused,
+            refused=refused | imported.refused,
             positions=positions,
             running=self._run(plan, n_draft, tuple(positions)),
         )

@@ -36,7 +36,7 @@ NO_HITS = PrefixHits(0, 0)
 
 def hits_of(admitted: Sequence[RequestState]) -> PrefixHits:
     """Return what requests that have just been admitted found; handoffs do not look."""
-    asked = [r for r in admitted if r.may_reuse_kv and r.incoming is None]
+    asked = [r for r in admitted if r.may_reuse_kv and not r.has_foreign_kv]
     hit_tokens = sum(request.n_computed for request in asked)
     return PrefixHits(sum(len(request.tokens) for request in asked), hit_tokens)
 

@@ -205,8 +205,12 @@ class Scheduler:
         """Return who is in the step behind `before`; see `plans.going_on`. Whose KV is on its way
         is in no step.
         """
-        here = [request for request in self._stepping() if not request.is_on_its_way]
-        return going_on(before, [request for request in here if request.key not in ending])
+        stepping = [
+            request
+            for request in self._stepping()
+            if (request.pull is None or not request.is_on_its_way) and request.key not in ending
+        ]
+        return going_on(before, stepping)
 
     def plan_ahead(
         self,
