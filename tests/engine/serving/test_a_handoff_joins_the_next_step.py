@@ -164,26 +164,54 @@ def test_who_was_let_in_early_and_ends_leaves_nothing(
     assert said(pair.decode, pair.other) == other_alone(make_bench)
 
 
-def test_who_was_let_in_early_counts_as_admitted_once(
-    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = LatePair(make_bench)
-    scheduler = pair.decode.engine._parts.scheduler
-    admitted: list[Any] = []
+def admitted_by(pair: LatePair, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return whom decode's plans will admit, each of whom runs then."""
+    scheduler, admitted = pair.decode.engine._parts.scheduler, list[Any]()
     plan = scheduler.plan
 
     def noted(n_model_drafts: int) -> Any:
         made = plan(n_model_drafts)
-        admitted.extend(request.key for request in made.admitted)
         assert all(request.phase is Phase.RUNNING for request in made.admitted)
+        admitted.extend(request.key for request in made.admitted)
         return made
 
     monkeypatch.setattr(scheduler, "plan", noted)
+    return admitted
+
+
+def test_who_was_let_in_early_counts_as_admitted_once(
+    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = LatePair(make_bench)
+    admitted = admitted_by(pair, monkeypatch)
     (first, one), (second, two) = pair.handoff(0), pair.handoff(1)
     pair.step(one)
     pair.step(two)
     pair.finish()
     assert admitted == [first, second]
+
+
+def test_who_was_let_in_early_and_ends_at_once_counts_as_admitted_by_no_plan(
+    make_bench: Callable[..., Any], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = LatePair(make_bench)
+    admitted = admitted_by(pair, monkeypatch)
+    key, handoff = pair.handoff()
+    calls = 0
+
+    def serve() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            pair.offer(handoff)
+        if calls == 2 or engine == "paddle":  # whose step asks once, when the one before has landed
+            assert pair.decode.engine.abort(key)
+
+    pair.decode.reader.read(pair.decode.engine.step(serve))
+    assert calls == 2 - (engine == "paddle")
+    pair.prefill.engine.release_handoff(key)
+    pair.finish()
+    assert admitted == []
 
 
 def test_who_was_let_in_early_and_has_to_make_room_comes_in_again(
