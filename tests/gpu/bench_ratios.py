@@ -28,7 +28,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tools")]
 import numpy as np  # noqa: E402
 from bench_gateway import BLOCK_SIZE, FIRST_TEXT_ID, Load, model_folder  # noqa: E402
 from pair_deployments import KvWay, Processors, Serving, Way, serving  # noqa: E402
-from pair_numbers import gaps, poisson, quantile, tokens_between, waits  # noqa: E402
+from pair_numbers import gaps, poisson, quantile, second_gaps, tokens_between, waits  # noqa: E402
 from pair_parts import shown_ms, whole  # noqa: E402
 from pair_report import Limit, Report, say  # noqa: E402
 from stream_clients import Served  # noqa: E402
@@ -148,11 +148,14 @@ def arriving_numbers(served: Served, times: Sequence[float], rate: float) -> dic
     requests = range(len(times))
     firsts = waits(served, requests)
     between = gaps(served.arrivals, requests, -math.inf, math.inf)
+    seconds = second_gaps(served.arrivals, requests)
     return {
         "requests_per_s": rate,
         "requests": len(times),
         "ttft_p50": quantile(firsts, 0.5),
         "ttft_p99": quantile(firsts, 0.99),
+        "second_p50": quantile(seconds, 0.5),
+        "second_p99": quantile(seconds, 0.99),
         "gap_p50": quantile(between, 0.5),
         "gap_p99": quantile(between, 0.99),
         "client_busy": served.busy,
@@ -166,7 +169,8 @@ def line(record: dict[str, Any]) -> str:
         f"{record['name']}, {record['mix']['name']}: {at_once['tokens_per_s']:,.0f} tokens/s and "
         f"{at_once['prompt_tokens_per_s']:,.0f} of prompts at once; at "
         f"{arriving['requests_per_s']:.1f} requests/s first token {shown_ms(arriving['ttft_p50'])} "
-        f"ms, p99 {shown_ms(arriving['ttft_p99'])}; gaps {shown_ms(arriving['gap_p50'])}, "
+        f"ms, p99 {shown_ms(arriving['ttft_p99'])}; the second {shown_ms(arriving['second_p50'])} "
+        f"behind it, p99 {shown_ms(arriving['second_p99'])}; gaps {shown_ms(arriving['gap_p50'])}, "
         f"p99 {shown_ms(arriving['gap_p99'])}"
     )
 

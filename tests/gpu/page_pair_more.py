@@ -43,7 +43,8 @@ RATIOS = Group({
         "mix": Group({"name": TEXT, "prompt": WHOLE, "tokens": WHOLE, "burst": WHOLE}),
         "at_once": Group({"tokens_per_s": ABOVE, "prompt_tokens_per_s": ABOVE}),
         "arriving": Group({"requests_per_s": ABOVE, "requests": WHOLE, "ttft_p50": QUANTILE,
-                           "ttft_p99": QUANTILE, "gap_p50": QUANTILE, "gap_p99": QUANTILE}),
+                           "ttft_p99": QUANTILE, "gap_p50": QUANTILE, "gap_p99": QUANTILE},
+                          {"second_p50": QUANTILE, "second_p99": QUANTILE}),
     }), 1),
 }, {"unmeasured": Several(TEXT)})  # fmt: skip
 RANK_SUM = Group(
@@ -281,14 +282,17 @@ def ratios(told: Record, where: str, results: str, card: str = "") -> str:
     parts = []
     for mix in {one["mix"]["name"]: one["mix"] for one in told["ratios"]}.values():
         some = [one for one in told["ratios"] if one["mix"]["name"] == mix["name"]]
+        has_seconds = all("second_p50" in one["arriving"] for one in some)
+        seconds = ("second_p50", "second_p99") if has_seconds else ()
         rows = [
             [one["name"], one["gpus"], f"{one['at_once']['tokens_per_s']:,.0f}",
              f"{one['at_once']['prompt_tokens_per_s']:,.0f}", _asked(one),
              *(_plain_ms(one["arriving"][name])
-               for name in ("ttft_p50", "ttft_p99", "gap_p50", "gap_p99"))]
+               for name in ("ttft_p50", "ttft_p99", *seconds, "gap_p50", "gap_p99"))]
             for one in some
         ]  # fmt: skip
         head = ["", "GPUs", "tokens/s", "of prompts", "sent of that", "first token p50, ms", "p99",
+                *(["second behind it p50, ms", "p99"] if has_seconds else ()),
                 "gap p50, ms", "p99"]  # fmt: skip
         arriving = some[0]["arriving"]
         parts.append(

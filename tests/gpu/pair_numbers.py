@@ -37,6 +37,14 @@ def waits(served: Served, requests: Iterable[int], nth: int = 1) -> list[float]:
     return found
 
 
+def second_gaps(arrivals: Arrivals, requests: Iterable[int]) -> list[float]:
+    """Return the seconds between the first two tokens of each request that has two: of a pair, what
+    handing over takes, and the steps that a request waits for beside others.
+    """
+    times = [token_times(arrivals, request) for request in requests]
+    return [float(of_it[1] - of_it[0]) for of_it in times if len(of_it) > 1]
+
+
 def gaps(arrivals: Arrivals, requests: Iterable[int], begin: float, end: float) -> Times:
     """Return the seconds between successive tokens, of gaps that end in (begin, end]."""
     found = [np.empty(0)]

@@ -176,6 +176,7 @@ def test_ratios_are_measured_and_told(tmp_path: Path) -> None:
     text = (tmp_path / "benchmarks" / "several-gpus.md").read_text()
     assert "### Long prompts, short answers: 128 tokens in, 8 out" in text
     assert text.count("| 1P+1D | 2 |") == 2
+    assert text.count("| second behind it p50, ms | p99 |") == 2
     assert "which ratio of prefill to decode" not in text, "it is there, so it is not missing"
 
 

@@ -29,6 +29,7 @@ from pair_numbers import (
     quantile,
     queue_waits,
     ranks,
+    second_gaps,
     tokens_between,
     waits,
 )
@@ -205,6 +206,11 @@ def test_a_stall_that_brings_many_tokens_at_once_is_told_beside_the_gaps() -> No
     assert found["gap_p99"]["value"] == 0.5
     assert found["together"] == 198 / 201
     assert found["pause_p99"]["value"] == 3.0
+
+
+def test_second_tokens_are_counted_from_the_first_of_the_same_request() -> None:
+    served = script_of((0.0, [2.0, 2.25, 9.0]), (1.0, [3.0]), (1.5, []), (1.5, [4.0, 5.0]))
+    assert second_gaps(served.arrivals, range(4)) == [0.25, 1.0]
 
 
 def test_a_window_ends_with_the_first_stream_that_has_no_more_to_say() -> None:
