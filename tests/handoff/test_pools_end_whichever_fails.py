@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from baton_worker.handoff.nixl_agents import NixlAgents
 from baton_worker.handoff.peer_pools import PeerPools
 
 
@@ -28,3 +29,10 @@ def test_nixl_is_closed_behind_a_door_that_fails_to() -> None:
         PeerPools(cast(Any, door), cast(Any, nixl)).close()
     assert door.is_closed
     assert nixl.is_closed
+
+
+def test_ranks_behind_one_that_is_gone_are_told_too() -> None:
+    gone, there = Way(BrokenPipeError("nobody reads")), Way()
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        NixlAgents(cast(Any, None), cast(Any, (gone, there))).close()
+    assert there.is_closed

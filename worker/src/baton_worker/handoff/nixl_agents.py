@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from baton_worker.config import ConfigError, HandoffConfig
+from baton_worker.engine.closing import close_all
 from baton_worker.engine.kv.sharing import KvSharing
 from baton_worker.handoff.nixl_agent import NixlAgent, NixlError, NixlMissingError
 from baton_worker.handoff.nixl_ranks import FarRank, far_ranks
@@ -28,9 +29,8 @@ class NixlAgents(NamedTuple):
     others: tuple[FarRank, ...]
 
     def close(self) -> None:
-        """Let the other ranks know that nothing is asked of them any more."""
-        for rank in self.others:
-            rank.close()
+        """Let the other ranks know that nothing is asked of them any more, whoever is gone."""
+        close_all([rank.close for rank in self.others])
 
 
 def agents_of(
