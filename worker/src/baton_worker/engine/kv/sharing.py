@@ -148,6 +148,11 @@ class Pull(Protocol):
         """
 
 
+def is_over(pull: Pull) -> bool:
+    """Whether nobody needs to wait for a pull any more, however it ended."""
+    return pull.has_come() or pull.is_lost()
+
+
 class _Leased(NamedTuple):
     """A `Pull` out of a mapped pool."""
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool, LeaseName
 from baton_worker.engine.kv.layers import count_layers, spans_of
 from baton_worker.engine.kv.pool import KvStore, clear_blocks, strangers
-from baton_worker.engine.kv.sharing import Peer, Pull, PullLostError, UnfitKvError
+from baton_worker.engine.kv.sharing import Peer, Pull, PullLostError, UnfitKvError, is_over
 from baton_worker.engine.scheduling.leaving_blocks import LeavingBlocks
 from baton_worker.engine.scheduling.requests import AheadBlocks
 from baton_worker.identity import RequestKey
@@ -296,7 +296,7 @@ class KvAhead:
         again behind the offer, or fails there, and so is what stands behind it.
         """
         n_pulls = n_layers = 0
-        while pulls and (pulls[0].pull.has_come() or pulls[0].pull.is_lost()):
+        while pulls and is_over(pulls[0].pull):
             going, n_pulls = pulls.pop(0), n_pulls + 1
             try:
                 going.pull.check()

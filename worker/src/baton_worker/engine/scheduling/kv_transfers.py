@@ -22,7 +22,13 @@ from baton_worker.engine.kv.layers import Spans, count_layers, spans_of
 from baton_worker.engine.kv.leases import Leases
 from baton_worker.engine.kv.payload import KV_MAGNITUDE, is_tame
 from baton_worker.engine.kv.pool import KvStore
-from baton_worker.engine.kv.sharing import GivenAwayError, Pull, PullLostError, UnfitKvError
+from baton_worker.engine.kv.sharing import (
+    GivenAwayError,
+    Pull,
+    PullLostError,
+    UnfitKvError,
+    is_over,
+)
 from baton_worker.engine.scheduling.requests import RequestState
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HandoffState
@@ -81,11 +87,6 @@ class _Part(NamedTuple):
     arrived: Callable[[], tuple[npt.NDArray[Any], ...]]
 
 
-def _is_over(pull: Pull) -> bool:
-    """Whether nobody needs to wait for it any more, however it ended."""
-    return pull.has_come() or pull.is_lost()
-
-
 class KvTransfers:
     """Imports into and exports out of one pool.
 
@@ -117,7 +118,7 @@ class KvTransfers:
         """
         imported = Imported({}, {})
         for request in requests:
-            if request.pull is not None and _is_over(request.pull):
+            if request.pull is not None and is_over(request.pull):
                 self._end_pull(request, request.pull, imported)
         return imported
 
@@ -137,7 +138,7 @@ class KvTransfers:
         """
         room = self._blocks_per_step
         beside = [self._begun(request) for request in requests if self.pulls_beside(request)]
-        if may_wait and beside and not any(map(_is_over, beside)):
+        if may_wait and beside and not any(map(is_over, beside)):
             beside[0].wait(PULL_WAIT_SECONDS)  # for one: each may take as long
         imported = self.arrived(requests)
         for request in requests:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from baton_worker.engine.api import Handoff, KvInPool
 from baton_worker.engine.kv.leases import Lease
 from baton_worker.engine.kv.pool import NULL_BLOCK
-from baton_worker.engine.kv.sharing import Pull
+from baton_worker.engine.kv.sharing import Pull, is_over
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.ngram import NgramIndex
 from baton_worker.engine.options import EngineOptions
@@ -193,7 +193,7 @@ class RequestState:
     @property
     def is_on_its_way(self) -> bool:
         """Whether its KV is being pulled, so that no step can be about it yet."""
-        return self.pull is not None and not (self.pull.has_come() or self.pull.is_lost())
+        return self.pull is not None and not is_over(self.pull)
 
     @property
     def blocks(self) -> list[int]:
