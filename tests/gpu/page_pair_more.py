@@ -17,6 +17,8 @@ from page_text import Goal, Record, Run, share, table
 ADDED_MS, AHEAD = {8192: 2.0}, {8192: 0.9}
 """What handing over may add behind the last chunk, in ms, and the share of the KV that is to be
 read when the offer comes, by prompt."""
+SHORT = 512
+"""Tokens of the prompt whose KV is next to nothing: what more a long one's adds is its KV's."""
 PULLED_GB_PER_S, SUMMED = 350.0, 0.6
 KILLED = 200
 ROLES = ("prefill", "decode")
@@ -91,7 +93,30 @@ the means are off the median. *Next gaps*: from the second token to the third, a
 ms: there decode's steps are long under way. What is not read when decode takes the
 offer, a few ms after the last chunk is computed, is read behind it.
 
-{table(head, rows)}"""
+{table(head, rows)}{_kv_alone(run)}"""
+
+
+def _kv_alone(run: Run) -> str:
+    """Return what a long prompt's KV adds to handing a short one's over, and hold it to the goal:
+    all else of a handoff - words, plans, launches - is the same for both.
+    """
+    added = {
+        (one["prompt"], one["chunk"]): 1e3 * one["handed_over"]["value"]
+        for one in run.record.get("ttft") or ()
+        if "handed_over" in one
+    }
+    told = []
+    for (prompt, chunk), ms in added.items():
+        if prompt in ADDED_MS and (SHORT, chunk) in added:
+            name = f"of that the KV's, {prompt:,} tokens, chunks of {chunk:,}"
+            more = _held(run, name, "handover", ms - added[SHORT, chunk], ADDED_MS[prompt], "ms")
+            told.append(f"of {prompt:,} tokens in chunks of {chunk:,} {more}")
+    if not told:
+        return ""
+    return f"""
+
+The KV's own part is what a long prompt adds to a short one's handing over, in ms:
+{"; ".join(told)}."""
 
 
 def share_ahead(told: Record) -> float | None:

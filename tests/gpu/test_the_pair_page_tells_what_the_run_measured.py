@@ -115,6 +115,7 @@ def test_the_page_tells_each_number_of_a_run(record: dict[str, Any]) -> None:
         "| idle, prompts of 512, chunks of 2048 | 4 | 4 GB | nvlink 4 GB, zmq 1 MB | 90 % | 2.00 | "
         "bytes 3 | 10.00 | 15.00 | 100 GB/s |",
         "| 512 | 2,048 | 27.50 | 10.00 | 15.00 | 2.50 | 4.20, 4.10 | 4.20, 4.10 | 90.0 % |",
+        "of 8,192 tokens in chunks of 2,048 0.00 (2.00 ms: met).",
         "| 8,192 | 2,048 | 27.50 (2.00 ms: missed) | 10.00 | 15.00 | 2.50 | 4.20, 4.10 | "
         "4.20, 4.10 | 90.0 % (90.0 %: met) |",
         "| 1P+1D, chunks of 2,048 | 1 | 236.0 | 350.0 | 400.00 | 790.0 | 800.00 |",
@@ -257,6 +258,7 @@ def test_the_run_that_is_kept_makes_the_page_that_is_kept() -> None:
         for name, file in (
             ("logprobs", "results/logprobs-direct-h100x2.json"),
             ("exact", "results/exact-ways-h100x2.json"),
+            ("exact", "results/exact-nixl-h100x2.json"),
             ("exact", "results/exact-helped-h100x2.json"),
             ("kills", "results/kills-h100x2.json"),
             ("pull", "results/pull-h100x2.json"),
