@@ -172,14 +172,26 @@ def _gap_beside(record: Record) -> str:
 
 
 def drafts(record: Record) -> list[str]:
-    """Return what drafts of lookup gave, by kind of chat and draft count."""
-    titles = ("output tokens", "tokens per row", "accepted / proposed")
-    lines = _head("chats", "K", *titles)
-    for row in record["yields"]:
-        accepted, proposed = row["accepted"], row["proposed"]
-        share = f"{accepted} / {proposed} = {accepted / max(proposed, 1):.2f}"
-        cells = (row["tokens"], f"{row['tokens_per_row']:.2f}", share)
-        lines.append(_row(row["prompts"], row["k"], *cells))
+    """Return what drafts gave, by kind of chat, method where there are several, and draft count;
+    where answers were timed also how much faster they came than without drafts.
+    """
+    rows, plain = record["yields"], {}
+    methods = {row.get("method", "ngram") for row in rows}
+    for row in rows:
+        if row["k"] == 0:
+            plain[row["prompts"]] = row["seconds"]
+    by = ["method"] * (len(methods) > 1)
+    speed = ["times as fast"] * bool(plain)
+    lines = _head("chats", *by, "K", "output tokens", "tokens per row",
+                  "accepted / proposed", *speed)  # fmt: skip
+    for row in rows:
+        if row["k"]:
+            accepted, proposed = row["accepted"], row["proposed"]
+            share = f"{accepted} / {proposed} = {accepted / max(proposed, 1):.2f}"
+            faster = [f"{plain[row['prompts']] / row['seconds']:.2f}"] if plain else []
+            how = (row["method"], row["k"]) if by else (row["k"],)
+            cells = (row["tokens"], f"{row['tokens_per_row']:.2f}", share, *faster)
+            lines.append(_row(row["prompts"], *how, *cells))
     return lines
 
 
