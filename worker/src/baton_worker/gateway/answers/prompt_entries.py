@@ -14,7 +14,6 @@ import msgspec
 from baton_worker.gateway.answers.json_pieces import JsonText
 from baton_worker.gateway.answers.logprob_entries import finite, first_wins
 from baton_worker.gateway.output.slices import SLICE_ENTRIES
-from baton_worker.gateway.text.detokenise import Detokeniser
 from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.records.scored import ScoredRow
 
@@ -53,7 +52,7 @@ class PromptText:
 
     def __init__(self, prompt: Sequence[int], vocabulary: Vocabulary) -> None:
         self._prompt = prompt
-        self._detokeniser = Detokeniser(vocabulary.text_bytes)
+        self._detokeniser = vocabulary.detokeniser()
         self._n_leading = vocabulary.n_leading
         self._texts: list[str] = []
         self.n_characters = 0
