@@ -80,7 +80,10 @@ def test_each_token_is_named_by_its_text_and_its_bytes(tokenizer, library):
     alone = library.decode_batch([[i] for i in range(N_TOKENS)], skip_special_tokens=False)
     assert vocabulary.size == N_TOKENS
     for token_id, text in enumerate(alone):
-        name, entry = vocabulary.names[token_id], json.loads(vocabulary.entries[token_id] % b"-1")
+        name, entry = (
+            vocabulary.names[token_id],
+            json.loads(vocabulary.entries[token_id] % b"-1" + b"}"),
+        )
         data = bytes(entry["bytes"])
         assert entry["token"] == name
         assert data.decode(errors="replace") == text

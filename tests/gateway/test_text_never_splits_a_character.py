@@ -212,7 +212,7 @@ def test_special_tokens_add_no_text_but_have_a_name():
     detokeniser = vocabulary.detokeniser()
     assert detokeniser.feed([1, 0, 1]) == "aa"
     assert (vocabulary.names[0], vocabulary.names[2]) == ("</s>", "bytes:\\xe4\\xbd")
-    told = [json.loads(vocabulary.entries[i] % b"-0.5") for i in (0, 2)]
+    told = [json.loads(vocabulary.entries[i] % b"-0.5" + b"}") for i in (0, 2)]
     assert [entry["token"] for entry in told] == vocabulary.names.of([0, 2])
     assert [entry["bytes"] for entry in told] == [[60, 47, 115, 62], [0xE4, 0xBD]]
 

@@ -71,8 +71,8 @@ class Vocabulary:
         text_bytes: what a token adds to the text; special tokens add nothing.
         names: a token's text in logprob entries; bytes that are no text by themselves show as
             `bytes:\\xe4\\xbd`, as OpenAI does.
-        entries: a token's entry in chat's logprobs as JSON, with `%b` where the logprob comes and
-            each other `%` twice.
+        entries: a token's entry in chat's logprobs as JSON up to its last brace, with `%b` where
+            the logprob comes and each other `%` twice.
         size: one more than the highest token id.
         longest: bytes of the longest token: a text of more than `n * longest` has more than n.
         n_leading: spaces at the beginning of a prompt, at most, that are the tokenizer's own, by
@@ -163,7 +163,7 @@ def _printable(data: bytes) -> str:
 
 def _entry(data: bytes) -> bytes:
     name = msgspec.json.encode(_printable(data)).replace(b"%", b"%%")
-    return b'{"token":%b,"logprob":%%b,"bytes":%b}' % (name, msgspec.json.encode(list(data)))
+    return b'{"token":%b,"logprob":%%b,"bytes":%b' % (name, msgspec.json.encode(list(data)))
 
 
 def _token_decoder(steps: list[Mapping[str, Any]]) -> Callable[[str], bytes]:
