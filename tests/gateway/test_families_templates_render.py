@@ -422,7 +422,8 @@ def test_special_tokens_are_text_where_a_request_wants_them(
 
 def test_an_echoed_prompt_has_its_special_tokens_as_text_too(start_gateway: Any) -> None:
     with start_gateway().http() as client:
-        asked = {"prompt": "a", "echo": True, "max_tokens": 1, "skip_special_tokens": False}
+        ids = client.post("/tokenize", json={"prompt": "a"}).json()["tokens"]
+        asked = {"prompt": ids, "echo": True, "max_tokens": 1, "skip_special_tokens": False}
         assert client.post("/v1/completions", json=asked).json()["choices"][0]["text"][:4] == "<s>a"
         asked["skip_special_tokens"] = True
         assert client.post("/v1/completions", json=asked).json()["choices"][0]["text"][0] == "a"

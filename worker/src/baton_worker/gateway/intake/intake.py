@@ -38,7 +38,12 @@ from baton_worker.gateway.intake.schema import (
 )
 from baton_worker.gateway.intake.unsupported import refuse_unsupported
 from baton_worker.gateway.intake.validate import bind, chat_options, check_ids, completion_options
-from baton_worker.gateway.request import Endpoint, GenerationRequest, ModelLimits
+from baton_worker.gateway.request import (
+    Endpoint,
+    GenerationRequest,
+    ModelLimits,
+    PromptAsText,
+)
 from baton_worker.gateway.text.chat_template import ChatTemplate, ChatTemplateError
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 
@@ -90,6 +95,7 @@ class Intake:
         value = await read_object(raw, self._most_tokens(), kind)
         refuse_unsupported(endpoint, value)
         seed = secrets.randbits(_SEED_BITS)
+        given_texts: Sequence[PromptAsText] = ()
         if endpoint is Endpoint.CHAT:
             chat = convert(value, ChatBody)
             self.check_model(chat.model)
@@ -117,10 +123,13 @@ class Intake:
             elif isinstance(given, TokenIds) and given:
                 prompts = [given]
             else:
-                prompts = await self._completion_prompts(completion, limits)
+                prompts, given_texts = await self._completion_prompts(
+                    completion, limits, with_texts=options.request.echo
+                )
         name = "messages" if endpoint is Endpoint.CHAT else "prompt"
         prompts = await _checked(name, prompts, limits.vocab_size)
-        return bind(options, prompts, limits, await self._bad_word_tokens(options.bad_words))
+        bad_words = await self._bad_word_tokens(options.bad_words)
+        return bind(options, prompts, limits, bad_words, given_texts)
 
     def check_model(self, model: str | None) -> None:
         """Accept the served model's name, or none.
@@ -169,12 +178,12 @@ class Intake:
             return [encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
         try:
-            if _bytes_at_most(texts) > _OFF_LOOP_BYTES or len(texts) > _OFF_LOOP_TEXTS:
+            if _is_long(texts):
                 async with self._long_texts:
                     return await asyncio.to_thread(work, self._tokenizer.encode_long)
             return work(self._tokenizer.encode)
         except UnicodeEncodeError as error:
-            raise bad_request(None, f"the text is not valid Unicode: {error.reason}") from error
+            raise _no_unicode(error) from error
 
     async def tokenize(self, raw: bytes) -> list[int]:
         """Return the token ids of a tokenize request.
@@ -269,14 +278,38 @@ class Intake:
             )
 
     async def _completion_prompts(
-        self, body: CompletionBody, limits: ModelLimits
-    ) -> Sequence[Sequence[int]]:
+        self, body: CompletionBody, limits: ModelLimits, *, with_texts: bool
+    ) -> tuple[Sequence[Sequence[int]], Sequence[PromptAsText]]:
+        """Return the prompts' ids, and, asked for them, the texts that they were given as."""
         texts, ids = _split_prompt(body.prompt)
         if ids:
-            return ids
+            return ids, ()
         for text in texts:
             self._check_length("prompt", text, limits.context_tokens)
-        return await self.encode(texts, add_special_tokens=body.add_special_tokens is not False)
+        has_special = body.add_special_tokens is not False
+        if not with_texts:
+            return await self.encode(texts, add_special_tokens=has_special), ()
+        found = await self._encoded_with_offsets(texts, add_special_tokens=has_special)
+        given = [
+            PromptAsText(text, offsets) for text, (_, offsets) in zip(texts, found, strict=True)
+        ]
+        return [ids for ids, _ in found], given
+
+    async def _encoded_with_offsets(
+        self, texts: Sequence[str], *, add_special_tokens: bool
+    ) -> list[tuple[list[int], Sequence[int]]]:
+        encode = self._tokenizer.encode_with_offsets
+
+        def work() -> list[tuple[list[int], Sequence[int]]]:
+            return [encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        try:
+            if _is_long(texts):
+                async with self._long_texts:
+                    return await asyncio.to_thread(work)
+            return work()
+        except UnicodeEncodeError as error:
+            raise _no_unicode(error) from error
 
 
 def _text(template: ChatTemplate, asked: Conversation, made: Sequence[dict[str, Any]]) -> str:
@@ -302,6 +335,14 @@ def _at_fault(
             _text(template, asked, mended)
             return bad_request(paths[0], f"{paths[0]}: it is no JSON object, and {error}")
     return bad_request(param, f"{', '.join(fields)}: {error}")
+
+
+def _no_unicode(error: UnicodeEncodeError) -> ApiError:
+    return bad_request(None, f"the text is not valid Unicode: {error.reason}")
+
+
+def _is_long(texts: Sequence[str]) -> bool:
+    return _bytes_at_most(texts) > _OFF_LOOP_BYTES or len(texts) > _OFF_LOOP_TEXTS
 
 
 def _bytes_at_most(texts: Sequence[str]) -> int:
