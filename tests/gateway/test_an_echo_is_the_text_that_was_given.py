@@ -105,8 +105,8 @@ def test_any_tokenizers_echo_is_the_text_and_offsets_are_where_its_tokens_stand(
     assert echo.offsets == sorted(echo.offsets)
     assert echo.offsets[-1] <= len(prompt)
     decoded = told(tokenizer, ids)
-    if decoded.text == prompt:
-        assert echo.offsets == decoded.offsets, "those of what the tokens decode to"
+    if tokenizer.decode(ids, skip_special=True) == prompt:
+        assert (decoded.text, decoded.offsets) == (prompt, echo.offsets), "no text need be kept"
 
 
 @pytest.mark.parametrize("kind", ["Metaspace", "prepended space"])

@@ -84,7 +84,8 @@ class GenerationRequest:
         step_details: tell what each engine step did.
         prompt_logprobs_k: as `params.logprobs_k`, for the prompt's tokens.
         echo: the prompt stands before the output (completions).
-        given_texts: for `echo`, one per prompt that were given as texts; none for token ids.
+        given_texts: for `echo`, one per prompt that were given as texts, None where that is what
+            the tokens decode to; none for token ids.
         scores_only: there is no output; workers make one token, which nobody is given.
         skip_special_tokens: special tokens add nothing to the text.
     """
@@ -100,7 +101,7 @@ class GenerationRequest:
     step_details: bool = False
     prompt_logprobs_k: int = -1
     echo: bool = False
-    given_texts: tuple[PromptAsText, ...] = ()
+    given_texts: tuple[PromptAsText | None, ...] = ()
     scores_only: bool = False
     skip_special_tokens: bool = True
 

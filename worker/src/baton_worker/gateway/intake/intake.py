@@ -95,7 +95,7 @@ class Intake:
         value = await read_object(raw, self._most_tokens(), kind)
         refuse_unsupported(endpoint, value)
         seed = secrets.randbits(_SEED_BITS)
-        given_texts: Sequence[PromptAsText] = ()
+        given_texts: Sequence[PromptAsText | None] = ()
         if endpoint is Endpoint.CHAT:
             chat = convert(value, ChatBody)
             self.check_model(chat.model)
@@ -124,7 +124,7 @@ class Intake:
                 prompts = [given]
             else:
                 prompts, given_texts = await self._completion_prompts(
-                    completion, limits, with_texts=options.request.echo
+                    completion, limits, echo=options.request.echo
                 )
         name = "messages" if endpoint is Endpoint.CHAT else "prompt"
         prompts = await _checked(name, prompts, limits.vocab_size)
@@ -183,7 +183,7 @@ class Intake:
                     return await asyncio.to_thread(work, self._tokenizer.encode_long)
             return work(self._tokenizer.encode)
         except UnicodeEncodeError as error:
-            raise _no_unicode(error) from error
+            raise bad_request(None, f"the text is not valid Unicode: {error.reason}") from error
 
     async def tokenize(self, raw: bytes) -> list[int]:
         """Return the token ids of a tokenize request.
@@ -278,38 +278,41 @@ class Intake:
             )
 
     async def _completion_prompts(
-        self, body: CompletionBody, limits: ModelLimits, *, with_texts: bool
-    ) -> tuple[Sequence[Sequence[int]], Sequence[PromptAsText]]:
-        """Return the prompts' ids, and, asked for them, the texts that they were given as."""
+        self, body: CompletionBody, limits: ModelLimits, *, echo: bool
+    ) -> tuple[Sequence[Sequence[int]], Sequence[PromptAsText | None]]:
+        """Return the prompts' ids, and for an echo the texts that they were given as, if any."""
         texts, ids = _split_prompt(body.prompt)
         if ids:
             return ids, ()
         for text in texts:
             self._check_length("prompt", text, limits.context_tokens)
         has_special = body.add_special_tokens is not False
-        if not with_texts:
-            return await self.encode(texts, add_special_tokens=has_special), ()
-        found = await self._encoded_with_offsets(texts, add_special_tokens=has_special)
-        given = [
-            PromptAsText(text, offsets) for text, (_, offsets) in zip(texts, found, strict=True)
-        ]
-        return [ids for ids, _ in found], given
+        prompts = await self.encode(texts, add_special_tokens=has_special)
+        if not echo:
+            return prompts, ()
+        decodes = body.skip_special_tokens is not False
 
-    async def _encoded_with_offsets(
-        self, texts: Sequence[str], *, add_special_tokens: bool
-    ) -> list[tuple[list[int], Sequence[int]]]:
+        def work() -> list[PromptAsText | None]:
+            return [
+                self._as_text(text, ids, add_special_tokens=has_special, decodes=decodes)
+                for text, ids in zip(texts, prompts, strict=True)
+            ]
+
+        if _is_long(texts):
+            async with self._long_texts:
+                return prompts, await asyncio.to_thread(work)
+        return prompts, work()
+
+    def _as_text(
+        self, text: str, ids: Sequence[int], *, add_special_tokens: bool, decodes: bool
+    ) -> PromptAsText | None:
+        """Return a text with its tokens' places, or None where `decodes` and its tokens are it: as
+        nearly all are, and then it need not be kept.
+        """
+        if decodes and self._tokenizer.decode(ids, skip_special=True) == text:
+            return None
         encode = self._tokenizer.encode_with_offsets
-
-        def work() -> list[tuple[list[int], Sequence[int]]]:
-            return [encode(text, add_special_tokens=add_special_tokens) for text in texts]
-
-        try:
-            if _is_long(texts):
-                async with self._long_texts:
-                    return await asyncio.to_thread(work)
-            return work()
-        except UnicodeEncodeError as error:
-            raise _no_unicode(error) from error
+        return PromptAsText(text, encode(text, add_special_tokens=add_special_tokens)[1])
 
 
 def _text(template: ChatTemplate, asked: Conversation, made: Sequence[dict[str, Any]]) -> str:
@@ -335,10 +338,6 @@ def _at_fault(
             _text(template, asked, mended)
             return bad_request(paths[0], f"{paths[0]}: it is no JSON object, and {error}")
     return bad_request(param, f"{', '.join(fields)}: {error}")
-
-
-def _no_unicode(error: UnicodeEncodeError) -> ApiError:
-    return bad_request(None, f"the text is not valid Unicode: {error.reason}")
 
 
 def _is_long(texts: Sequence[str]) -> bool:

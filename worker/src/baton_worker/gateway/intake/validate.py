@@ -102,7 +102,7 @@ def bind(
     prompts: Sequence[tuple[int, ...]],
     limits: ModelLimits,
     bad_words: tuple[tuple[int, ...], ...] = (),
-    given_texts: Sequence[PromptAsText] = (),
+    given_texts: Sequence[PromptAsText | None] = (),
 ) -> GenerationRequest:
     """Join judged options, checked prompts (`check_ids`), the texts that they were given as where
     they are echoed, and tokenised bad words, within what the workers can take.
