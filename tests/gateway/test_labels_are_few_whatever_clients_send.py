@@ -42,6 +42,22 @@ def ask(connection, i):
         reply.read()
 
 
+def test_a_path_or_method_that_nothing_answers_is_counted(start_gateway):
+    """As clients have that leave `/v1` out; which path it is the answer tells them."""
+    gateway = start_gateway()
+    connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=60)
+    wrong = [("POST", "/chat/completions"), ("GET", "/v1/completions")]
+    for n, (method, path) in enumerate(wrong, 1):
+        connection.request(method, path)
+        reply = connection.getresponse()
+        assert (reply.status, json.loads(reply.read())["error"]["message"].split(":")[0]) == (
+            404 if path == "/chat/completions" else 405,
+            f"{method} {path}",
+        )
+        assert gateway.metric("baton_gateway_refusals_total", reason="no_route") == n
+    connection.close()
+
+
 def test_thousands_of_paths_methods_models_and_fields_add_no_series(start_gateway):
     gateway = start_gateway()
     connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=60)
