@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from baton_worker.gateway.text.detokenise import Detokeniser
 from baton_worker.gateway.text.tokenizer import load_tokenizer
 
 TEMPLATE = (
@@ -67,9 +66,10 @@ def test_tokens_one_by_one_add_up_to_what_decoding_them_together_gives(
     tokenizer, library, sequences, skip
 ):
     whole = library.decode_batch(sequences, skip_special_tokens=skip)
-    text_bytes = tokenizer.vocabulary.as_text(skip_special=skip).text_bytes
+    vocabulary = tokenizer.vocabulary.as_text(skip_special=skip)
+    text_bytes = vocabulary.text_bytes
     for ids, text in zip(sequences, whole, strict=True):
-        detokeniser = Detokeniser(text_bytes)
+        detokeniser = vocabulary.detokeniser()
         pieces = [detokeniser.feed([i]) for i in ids] + [detokeniser.flush()]
         assert "".join(pieces) == text
         assert b"".join([text_bytes[i] for i in ids]).decode(errors="replace") == text
@@ -80,7 +80,10 @@ def test_each_token_is_named_by_its_text_and_its_bytes(tokenizer, library):
     alone = library.decode_batch([[i] for i in range(N_TOKENS)], skip_special_tokens=False)
     assert vocabulary.size == N_TOKENS
     for token_id, text in enumerate(alone):
-        name, entry = vocabulary.names[token_id], json.loads(vocabulary.entries[token_id] % b"-1")
+        name, entry = (
+            vocabulary.names[token_id],
+            json.loads(vocabulary.entries[token_id] % b"-1" + b"}"),
+        )
         data = bytes(entry["bytes"])
         assert entry["token"] == name
         assert data.decode(errors="replace") == text

@@ -42,7 +42,7 @@ def test_many_are_named_as_each_is_and_ids_without_a_token_as_no_bytes(tokenizer
         assert names.of(ids) == [names[token] for token in ids]
         assert entries.of(ids) == [entries[token] for token in ids]
     assert names.of([size]) == [""]
-    assert entries.of([size]) == [b'{"token":"","logprob":%b,"bytes":[]}']
+    assert entries.of([size]) == [b'{"token":"","logprob":%b,"bytes":[]']
 
 
 def test_an_id_far_beyond_all_others_costs_no_memory():

@@ -23,7 +23,6 @@ from baton_worker.config import ConfigError
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.request import ModelLimits
-from baton_worker.gateway.text.detokenise import Detokeniser
 from baton_worker.gateway.text.tokenizer import load_tokenizer
 
 Prompt = Callable[..., str]
@@ -390,9 +389,9 @@ def test_markup_of_an_answer_is_text(model_folder_with_markup: Path) -> None:
     text = '<think>hm</think><tool_call>{"name": "f"}<arg_key></tool_call>'
     ids = tokenizer.encode(f"<|python_tag|>{text}", add_special_tokens=False)
     assert set(map(tokenizer.vocabulary.names.__getitem__, ids)) >= {*MARKUP, "<|python_tag|>"}
-    output = Detokeniser(tokenizer.vocabulary.text_bytes)
+    output = tokenizer.vocabulary.detokeniser()
     assert output.feed(ids) + output.flush() == text, "what is special is no text"
-    whole = Detokeniser(tokenizer.vocabulary.as_text(skip_special=False).text_bytes)
+    whole = tokenizer.vocabulary.as_text(skip_special=False).detokeniser()
     assert whole.feed(ids) + whole.flush() == f"<|python_tag|>{text}"
 
 
@@ -423,7 +422,8 @@ def test_special_tokens_are_text_where_a_request_wants_them(
 
 def test_an_echoed_prompt_has_its_special_tokens_as_text_too(start_gateway: Any) -> None:
     with start_gateway().http() as client:
-        asked = {"prompt": "a", "echo": True, "max_tokens": 1, "skip_special_tokens": False}
+        ids = client.post("/tokenize", json={"prompt": "a"}).json()["tokens"]
+        asked = {"prompt": ids, "echo": True, "max_tokens": 1, "skip_special_tokens": False}
         assert client.post("/v1/completions", json=asked).json()["choices"][0]["text"][:4] == "<s>a"
         asked["skip_special_tokens"] = True
         assert client.post("/v1/completions", json=asked).json()["choices"][0]["text"][0] == "a"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,6 +60,18 @@ class ModelLimits:
         return max(found, default=self.context_tokens)
 
 
+class PromptAsText(NamedTuple):
+    """A prompt that was given as text.
+
+    Attributes:
+        text: as it was given.
+        offsets: characters of it before each of the prompt's tokens; they do not fall.
+    """
+
+    text: str
+    offsets: Sequence[int]
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One HTTP request's worth of generation.
@@ -72,6 +84,8 @@ class GenerationRequest:
         step_details: tell what each engine step did.
         prompt_logprobs_k: as `params.logprobs_k`, for the prompt's tokens.
         echo: the prompt stands before the output (completions).
+        given_texts: for `echo`, one per prompt that were given as texts, None where that is what
+            the tokens decode to; none for token ids.
         scores_only: there is no output; workers make one token, which nobody is given.
         skip_special_tokens: special tokens add nothing to the text.
     """
@@ -87,6 +101,7 @@ class GenerationRequest:
     step_details: bool = False
     prompt_logprobs_k: int = -1
     echo: bool = False
+    given_texts: tuple[PromptAsText | None, ...] = ()
     scores_only: bool = False
     skip_special_tokens: bool = True
 

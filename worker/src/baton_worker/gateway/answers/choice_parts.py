@@ -112,7 +112,7 @@ class ChatParts(ChoiceParts):
     def _add_tokens(self, part: Delta) -> None:
         k = self._request.params.logprobs_k
         if k >= 0:
-            self._content.add(chat_logprobs(part, self._vocabulary, k).content)
+            self._content.extend(chat_logprobs(part, self._vocabulary, k).content)
         if self._request.params.logprobs.draft_logprobs:
             self._drafts.add(chat_draft_logprobs(part, self._vocabulary).content)
 

@@ -31,6 +31,11 @@ class JsonList:
         if values:
             self._fragments.append(encode(values)[1:-1])
 
+    def extend(self, values: msgspec.Raw) -> None:
+        """Append the values of an array that is encoded already."""
+        if inner := bytes(values)[1:-1]:
+            self._fragments.append(inner)
+
     def pieces(self) -> Iterator[bytes]:
         """Yield the array."""
         mark = b"["

@@ -20,11 +20,11 @@ FLOOR = -9999.0
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """`choices[].logprobs` of the chat endpoint: JSON of each output token's entry, in which
-    `top_logprobs` are the k most likely, whether or not it is among them.
+    """`choices[].logprobs` of the chat endpoint: JSON of a list of each output token's entry, in
+    which `top_logprobs` are the k most likely, whether or not it is among them.
     """
 
-    content: list[msgspec.Raw]
+    content: msgspec.Raw
     refusal: None = None
 
 
@@ -60,8 +60,8 @@ def chat_draft_logprobs(delta: Delta, vocabulary: Vocabulary) -> ChatDraftLogpro
 
 
 def _draft_entry(draft: DraftScore, vocabulary: Vocabulary) -> msgspec.Raw:
-    templates = vocabulary.entries.of([draft.token_id, *draft.topk_tokens])
-    return _entry(templates, finite([draft.logprob, *draft.topk_logprobs]))
+    own, *top = vocabulary.entries.of([draft.token_id, *draft.topk_tokens])
+    return msgspec.Raw(_filled(_with_top(own, top), [draft.logprob, *draft.topk_logprobs]))
 
 
 def completion_draft_logprobs(delta: Delta, vocabulary: Vocabulary) -> CompletionDraftLogprobs:
@@ -80,35 +80,43 @@ def completion_draft_logprobs(delta: Delta, vocabulary: Vocabulary) -> Completio
 
 
 def chat_logprobs(delta: Delta, vocabulary: Vocabulary, k: int) -> ChatLogprobs:
-    """Return a delta's entries, each with its `k` alternatives.
+    """Return a delta's entries, each with its `k` alternatives. No object is made of an entry.
 
     Raises:
         ValueError: there are not as many logprobs as tokens.
     """
-    tokens, top = delta.token_ids, delta.topk_tokens
-    entries, values = vocabulary.entries, delta.topk_logprobs
-    if len(tokens) == 1 and len(delta.logprobs) == 1:  # what nearly every delta has
-        return ChatLogprobs([_entry(entries.of(tokens + top), finite(delta.logprobs + values))])
-    templates, values = entries.of(top), finite(values)
-    told = zip(entries.of(tokens), finite(delta.logprobs), strict=True)
-    return ChatLogprobs(
-        [
-            _entry(
-                [template, *templates[i * k : (i + 1) * k]],
-                [logprob, *values[i * k : (i + 1) * k]],
-            )
-            for i, (template, logprob) in enumerate(told)
-        ]
-    )
+    tokens, logprobs, top = delta.token_ids, delta.logprobs, delta.topk_tokens
+    if len(tokens) != len(logprobs):
+        raise ValueError(f"there are {len(logprobs)} logprobs of {len(tokens)} tokens")
+    entries, values = vocabulary.entries.of(tokens + top), delta.topk_logprobs
+    if not entries:
+        made = b"[]"
+    elif len(tokens) == 1:  # what nearly every delta has
+        made = _filled(b"[%b]" % _with_top(entries[0], entries[1:]), logprobs + values)
+    elif not top:
+        made = _filled(b"[%b%b]" % (_NO_TOP_BETWEEN.join(entries), _NO_TOP), logprobs)
+    else:
+        n, each, told = len(tokens), list[bytes](), list[float]()
+        for i, at in enumerate(range(0, n * k, k)):
+            each.append(_with_top(entries[i], entries[n + at : n + at + k]))
+            told.append(logprobs[i])
+            told += values[at : at + k]
+        made = _filled(b"[%b]" % b",".join(each), told)
+    return ChatLogprobs(msgspec.Raw(made))
 
 
-def _entry(templates: list[bytes], logprobs: list[float]) -> msgspec.Raw:
-    """Return a token's entry; of templates and logprobs the first is its own, and the others are
-    its alternatives'. No object is made of an alternative.
-    """
-    own, top = templates[0][:-1], b",".join(templates[1:])
-    numbers = encode(logprobs)[1:-1].split(b",")
-    return msgspec.Raw(b'%b,"top_logprobs":[%b]}' % (own, top) % tuple(numbers))
+_NO_TOP = b',"top_logprobs":[]}'
+_NO_TOP_BETWEEN = _NO_TOP + b","
+
+
+def _with_top(own: bytes, top: list[bytes]) -> bytes:
+    """Return a token's entry with its alternatives', all of them still without logprobs."""
+    return b'%b,"top_logprobs":[%b}]}' % (own, b"},".join(top)) if top else own + _NO_TOP
+
+
+def _filled(entries: bytes, logprobs: list[float]) -> bytes:
+    """Return entries with their logprobs, in the order in which they come."""
+    return entries % tuple(encode(finite(logprobs))[1:-1].split(b","))
 
 
 def completion_logprobs(

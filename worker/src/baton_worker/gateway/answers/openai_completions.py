@@ -134,8 +134,10 @@ class CompletionFormat:
         """Return a prompt's text, which its choices share; who uses it lets it be found."""
         prompt_index = choice_index // self._request.n
         if prompt_index not in self._texts:
-            prompt = self._request.prompts[prompt_index]
-            self._texts[prompt_index] = PromptText(prompt, self._vocabulary)
+            prompt, given = self._request.prompts[prompt_index], self._request.given_texts
+            self._texts[prompt_index] = PromptText(
+                prompt, self._vocabulary, given[prompt_index] if given else None
+            )
         return self._texts[prompt_index]
 
     def _choice(self, delta: Delta, *, with_prompt: bool) -> _Choice:

@@ -14,7 +14,7 @@ import msgspec
 from baton_worker.gateway.answers.json_pieces import JsonText
 from baton_worker.gateway.answers.logprob_entries import finite, first_wins
 from baton_worker.gateway.output.slices import SLICE_ENTRIES
-from baton_worker.gateway.text.detokenise import Detokeniser
+from baton_worker.gateway.request import PromptAsText
 from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.records.scored import ScoredRow
 
@@ -39,7 +39,9 @@ class EchoedLogprobs(NamedTuple):
 
 
 class PromptText:
-    """What a prompt's tokens add to the text, found once and a slice at a time.
+    """What a prompt's tokens add to the text, found once and a slice at a time. A prompt that was
+    given as text is that text to the letter: a client cuts off as many characters as it sent, and
+    what tokens decode to may be otherwise written, and lacks special tokens.
 
     Attributes:
         n_characters: of the text, as far as it is found.
@@ -48,12 +50,22 @@ class PromptText:
     """
 
     __slots__ = (
-        "_detokeniser", "_n_leading", "_prompt", "_texts", "json", "n_characters", "offsets"
-    )  # fmt: skip
+        "_detokeniser",
+        "_given",
+        "_n_leading",
+        "_prompt",
+        "_texts",
+        "json",
+        "n_characters",
+        "offsets",
+    )
 
-    def __init__(self, prompt: Sequence[int], vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, prompt: Sequence[int], vocabulary: Vocabulary, given: PromptAsText | None = None
+    ) -> None:
         self._prompt = prompt
-        self._detokeniser = Detokeniser(vocabulary.text_bytes)
+        self._given = given
+        self._detokeniser = vocabulary.detokeniser()
         self._n_leading = vocabulary.n_leading
         self._texts: list[str] = []
         self.n_characters = 0
@@ -62,8 +74,9 @@ class PromptText:
 
     @property
     def text(self) -> str:
-        """As far as it is found; special tokens add nothing to it, as in the output, and neither
-        does the space that a tokenizer puts before every text. Who calls bounds how long it is.
+        """As far as it is found. Of token ids, special tokens add nothing to it, as in the output,
+        and neither does the space that a tokenizer puts before every text. Who calls bounds how
+        long it is.
         """
         return "".join(self._texts)
 
@@ -71,17 +84,31 @@ class PromptText:
         """Find the rest; yields after each slice how many tokens it had."""
         for start in range(len(self.offsets), len(self._prompt), SLICE_ENTRIES):
             tokens = self._prompt[start : start + SLICE_ENTRIES]
-            pieces = []
-            for token in tokens:
-                self.offsets.append(self.n_characters)
-                pieces.append(self._own(self._detokeniser.feed((token,))))
-                self.n_characters += len(pieces[-1])
-            if len(self.offsets) == len(self._prompt):
-                pieces.append(self._detokeniser.flush())
-                self.n_characters += len(pieces[-1])
-            self._texts.append("".join(pieces))
-            self.json.add(self._texts[-1])
+            text = self._decoded(tokens) if self._given is None else self._cut(self._given)
+            self._texts.append(text)
+            self.json.add(text)
             yield len(tokens)
+
+    def _cut(self, given: PromptAsText) -> str:
+        """Return what of the text stands where the next slice of tokens does."""
+        start = len(self.offsets)
+        self.offsets += given.offsets[start : start + SLICE_ENTRIES]
+        ends_at = [*given.offsets[len(self.offsets) : len(self.offsets) + 1], len(given.text)]
+        text = given.text[self.n_characters : ends_at[0]]
+        self.n_characters += len(text)
+        return text
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        """Return the text of the next slice of tokens."""
+        pieces = []
+        for token in tokens:
+            self.offsets.append(self.n_characters)
+            pieces.append(self._own(self._detokeniser.feed((token,))))
+            self.n_characters += len(pieces[-1])
+        if len(self.offsets) == len(self._prompt):
+            pieces.append(self._detokeniser.flush())
+            self.n_characters += len(pieces[-1])
+        return "".join(pieces)
 
     def _own(self, piece: str) -> str:
         """Return what of a piece is the prompt's own."""

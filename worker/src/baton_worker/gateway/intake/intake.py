@@ -38,7 +38,12 @@ from baton_worker.gateway.intake.schema import (
 )
 from baton_worker.gateway.intake.unsupported import refuse_unsupported
 from baton_worker.gateway.intake.validate import bind, chat_options, check_ids, completion_options
-from baton_worker.gateway.request import Endpoint, GenerationRequest, ModelLimits
+from baton_worker.gateway.request import (
+    Endpoint,
+    GenerationRequest,
+    ModelLimits,
+    PromptAsText,
+)
 from baton_worker.gateway.text.chat_template import ChatTemplate, ChatTemplateError
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 
@@ -90,6 +95,7 @@ class Intake:
         value = await read_object(raw, self._most_tokens(), kind)
         refuse_unsupported(endpoint, value)
         seed = secrets.randbits(_SEED_BITS)
+        given_texts: Sequence[PromptAsText | None] = ()
         if endpoint is Endpoint.CHAT:
             chat = convert(value, ChatBody)
             self.check_model(chat.model)
@@ -117,10 +123,13 @@ class Intake:
             elif isinstance(given, TokenIds) and given:
                 prompts = [given]
             else:
-                prompts = await self._completion_prompts(completion, limits)
+                prompts, given_texts = await self._completion_prompts(
+                    completion, limits, echo=options.request.echo
+                )
         name = "messages" if endpoint is Endpoint.CHAT else "prompt"
         prompts = await _checked(name, prompts, limits.vocab_size)
-        return bind(options, prompts, limits, await self._bad_word_tokens(options.bad_words))
+        bad_words = await self._bad_word_tokens(options.bad_words)
+        return bind(options, prompts, limits, bad_words, given_texts)
 
     def check_model(self, model: str | None) -> None:
         """Accept the served model's name, or none.
@@ -169,7 +178,7 @@ class Intake:
             return [encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
         try:
-            if _bytes_at_most(texts) > _OFF_LOOP_BYTES or len(texts) > _OFF_LOOP_TEXTS:
+            if _is_long(texts):
                 async with self._long_texts:
                     return await asyncio.to_thread(work, self._tokenizer.encode_long)
             return work(self._tokenizer.encode)
@@ -269,14 +278,41 @@ class Intake:
             )
 
     async def _completion_prompts(
-        self, body: CompletionBody, limits: ModelLimits
-    ) -> Sequence[Sequence[int]]:
+        self, body: CompletionBody, limits: ModelLimits, *, echo: bool
+    ) -> tuple[Sequence[Sequence[int]], Sequence[PromptAsText | None]]:
+        """Return the prompts' ids, and for an echo the texts that they were given as, if any."""
         texts, ids = _split_prompt(body.prompt)
         if ids:
-            return ids
+            return ids, ()
         for text in texts:
             self._check_length("prompt", text, limits.context_tokens)
-        return await self.encode(texts, add_special_tokens=body.add_special_tokens is not False)
+        has_special = body.add_special_tokens is not False
+        prompts = await self.encode(texts, add_special_tokens=has_special)
+        if not echo:
+            return prompts, ()
+        decodes = body.skip_special_tokens is not False
+
+        def work() -> list[PromptAsText | None]:
+            return [
+                self._as_text(text, ids, add_special_tokens=has_special, decodes=decodes)
+                for text, ids in zip(texts, prompts, strict=True)
+            ]
+
+        if _is_long(texts):
+            async with self._long_texts:
+                return prompts, await asyncio.to_thread(work)
+        return prompts, work()
+
+    def _as_text(
+        self, text: str, ids: Sequence[int], *, add_special_tokens: bool, decodes: bool
+    ) -> PromptAsText | None:
+        """Return a text with its tokens' places, or None where `decodes` and its tokens are it: as
+        nearly all are, and then it need not be kept.
+        """
+        if decodes and self._tokenizer.decode(ids, skip_special=True) == text:
+            return None
+        encode = self._tokenizer.encode_with_offsets
+        return PromptAsText(text, encode(text, add_special_tokens=add_special_tokens)[1])
 
 
 def _text(template: ChatTemplate, asked: Conversation, made: Sequence[dict[str, Any]]) -> str:
@@ -302,6 +338,10 @@ def _at_fault(
             _text(template, asked, mended)
             return bad_request(paths[0], f"{paths[0]}: it is no JSON object, and {error}")
     return bad_request(param, f"{', '.join(fields)}: {error}")
+
+
+def _is_long(texts: Sequence[str]) -> bool:
+    return _bytes_at_most(texts) > _OFF_LOOP_BYTES or len(texts) > _OFF_LOOP_TEXTS
 
 
 def _bytes_at_most(texts: Sequence[str]) -> int:

@@ -20,6 +20,7 @@ from baton_worker.gateway.request import (
     Endpoint,
     GenerationRequest,
     ModelLimits,
+    PromptAsText,
     salt_digest,
 )
 from baton_worker.sampling import (
@@ -101,9 +102,10 @@ def bind(
     prompts: Sequence[tuple[int, ...]],
     limits: ModelLimits,
     bad_words: tuple[tuple[int, ...], ...] = (),
+    given_texts: Sequence[PromptAsText | None] = (),
 ) -> GenerationRequest:
-    """Join judged options, checked prompts (`check_ids`) and tokenised bad words, within what the
-    workers can take.
+    """Join judged options, checked prompts (`check_ids`), the texts that they were given as where
+    they are echoed, and tokenised bad words, within what the workers can take.
 
     Raises:
         ApiError: 400 naming the field: too long a prompt, too many output tokens, too large a k, a
@@ -133,6 +135,7 @@ def bind(
     request = replace(
         request,
         prompts=tuple(prompts),
+        given_texts=tuple(given_texts),
         params=msgspec.structs.replace(params, sampling=sampling),
         scores_only=max_tokens == 0,
     )

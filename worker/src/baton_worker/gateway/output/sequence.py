@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from baton_worker.gateway.output.merge import Part
 from baton_worker.gateway.output.step_details import StepDetail, StepsOf
 from baton_worker.gateway.output.stops import StopMatcher, StopScan
-from baton_worker.gateway.text.detokenise import Detokeniser
 from baton_worker.gateway.text.vocabulary import Vocabulary
 from baton_worker.records.columns import Finish
 from baton_worker.records.scored import ScoredRow
@@ -125,7 +124,7 @@ class SequenceOutput:
     ) -> None:
         """Begin; `logprobs_k`, `want_drafts` and `steps_of` say what deltas shall tell."""
         self._index = index
-        self._detokeniser = Detokeniser(vocabulary.text_bytes)
+        self._detokeniser = vocabulary.detokeniser()
         self._stops = StopMatcher(stops) if stops else None
         self._min_tokens = min_tokens
         self._k = logprobs_k

@@ -118,6 +118,7 @@ class _Routes:
 
     async def on_http_exception(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        self._parts.metrics.refused("no_route")
         where = f"{request.method} {request.url.path}"
         return _error(ApiError(error.status_code, f"{where}: {error.detail}"), error.headers)
 

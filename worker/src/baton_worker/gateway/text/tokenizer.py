@@ -6,6 +6,8 @@ Knows nothing of requests; the chat template is rendered by `chat_template`.
 
 from __future__ import annotations
 
+import time
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,15 @@ _SENTENCEPIECE_ALONE = (
 )
 
 
+_TOKENS_IN_A_TURN = 1024
+"""Whose places are found before other threads may run; Python alone lets them wait for 5 ms."""
+
+
 class _Document(msgspec.Struct):
     """What of tokenizer.json the library does not tell; the rest, megabytes, becomes no object."""
 
     decoder: dict[str, Any] | None = None
+    post_processor: dict[str, Any] | None = None
 
 
 class GatewayTokenizer:
@@ -67,10 +74,31 @@ class GatewayTokenizer:
         ids: list[int] = found[0].ids
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a whole sequence, special tokens written out; other threads run on."""
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool
+    ) -> tuple[list[int], Sequence[int]]:
+        """Return the same ids, and how many characters of the text come before each; for a token
+        that the tokenizer puts before or behind it, as many as before what is next to it. Other
+        threads run on.
+        """
+        (found,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = found.ids
+        offsets, last_start, last_end = array("Q"), 0, 0
+        for i in range(len(ids)):  # all at once would hold the others up
+            start, end = found.token_to_chars(i) or (last_end, last_end)
+            last_start = max(start, last_start)
+            last_end = max(end, last_end)
+            offsets.append(last_start)
+            if not len(offsets) % _TOKENS_IN_A_TURN:
+                time.sleep(0)
+        return ids, offsets
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Return the text of a whole sequence, special tokens written out unless `skip_special`;
+        other threads run on.
+        """
         texts: list[str] = self._tokenizer.decode_batch(
-            [list(token_ids)], skip_special_tokens=False
+            [list(token_ids)], skip_special_tokens=skip_special
         )
         return texts[0]
 
@@ -84,8 +112,11 @@ def load_tokenizer(folder: Path) -> GatewayTokenizer:
     path = folder / "tokenizer.json"
     try:
         content = path.read_bytes()
+        document = msgspec.json.decode(content, type=_Document)
+        if _set_untrimmed(document.post_processor):
+            whole = msgspec.json.decode(content) | {"post_processor": document.post_processor}
+            content = msgspec.json.encode(whole)
         tokenizer = Tokenizer.from_buffer(content)
-        decoder = msgspec.json.decode(content, type=_Document).decoder
     except OSError as error:
         hint = _SENTENCEPIECE_ALONE if (folder / "tokenizer.model").exists() else ""
         raise ConfigError(f"model.path: {path}: {error.strerror}{hint}") from error
@@ -94,7 +125,7 @@ def load_tokenizer(folder: Path) -> GatewayTokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     try:
-        vocabulary = _vocabulary(tokenizer, decoder)
+        vocabulary = _vocabulary(tokenizer, document.decoder)
     except UnsupportedTokenizerError as error:
         raise ConfigError(f"model.path: {path}: {error}") from error
     config, source = tokenizer_config(folder), chat_source(folder)
@@ -102,6 +133,20 @@ def load_tokenizer(folder: Path) -> GatewayTokenizer:
     template = ChatTemplate(*source) if source else None
     info = tokenizer_info(config, source.template if source else None)
     return GatewayTokenizer(tokenizer, vocabulary, template, info)
+
+
+def _set_untrimmed(post_processor: Any) -> bool:
+    """Let no step of it leave spaces out of tokens' places in a text (GPT-2's kind may); return
+    whether one did.
+    """
+    if isinstance(post_processor, list):
+        return any([_set_untrimmed(step) for step in post_processor])
+    if not isinstance(post_processor, dict):
+        return False
+    did = post_processor.get("trim_offsets") is True
+    if did:
+        post_processor["trim_offsets"] = False
+    return _set_untrimmed(post_processor.get("processors")) or did
 
 
 def _set_ends(tokenizer: Any, config: dict[str, Any], folder: Path) -> None:

@@ -14,6 +14,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from baton_worker.gateway.text.detokenise import Detokeniser, RunDetokeniser
+
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -69,8 +71,8 @@ class Vocabulary:
         text_bytes: what a token adds to the text; special tokens add nothing.
         names: a token's text in logprob entries; bytes that are no text by themselves show as
             `bytes:\\xe4\\xbd`, as OpenAI does.
-        entries: a token's entry in chat's logprobs as JSON, with `%b` where the logprob comes and
-            each other `%` twice.
+        entries: a token's entry in chat's logprobs as JSON up to its last brace, with `%b` where
+            the logprob comes and each other `%` twice.
         size: one more than the highest token id.
         longest: bytes of the longest token: a text of more than `n * longest` has more than n.
         n_leading: spaces at the beginning of a prompt, at most, that are the tokenizer's own, by
@@ -79,14 +81,28 @@ class Vocabulary:
     """
 
     __slots__ = (
-        "_with_special", "entries", "longest", "n_leading", "names", "size", "text_bytes"
-    )  # fmt: skip
+        "_byte_tokens",
+        "_with_special",
+        "entries",
+        "longest",
+        "n_leading",
+        "names",
+        "size",
+        "text_bytes",
+    )
 
     def __init__(
-        self, full_bytes: Mapping[int, bytes], special: frozenset[int], n_leading: int = 0
+        self,
+        full_bytes: Mapping[int, bytes],
+        special: frozenset[int],
+        n_leading: int = 0,
+        byte_tokens: frozenset[int] = frozenset(),
     ) -> None:
-        """Build from each token's bytes, special tokens' literal text included."""
+        """Build from each token's bytes, special tokens' literal text included; `byte_tokens` are
+        those of sentencepiece that stand for a byte each, beside which all others are texts.
+        """
         self.n_leading = n_leading
+        self._byte_tokens = byte_tokens
         self.size = max(full_bytes, default=-1) + 1
         self.names = OfEach(full_bytes, self.size, _printable)
         self.entries = OfEach(full_bytes, self.size, _entry)
@@ -100,6 +116,12 @@ class Vocabulary:
     def as_text(self, *, skip_special: bool) -> Vocabulary:
         """Return this one, or the same one whose special tokens add their names to the text."""
         return self if skip_special else self._with_special
+
+    def detokeniser(self) -> Detokeniser:
+        """Return what makes text of one sequence."""
+        if self._byte_tokens:
+            return RunDetokeniser(self.text_bytes, self._byte_tokens)
+        return Detokeniser(self.text_bytes)
 
 
 def read_vocabulary(
@@ -124,7 +146,12 @@ def read_vocabulary(
     of_added = str.encode if to_bytes is _byte_level else to_bytes
     full.update((i, of_added(content)) for i, (content, _) in added.items())
     special = frozenset(i for i, (_, is_special) in added.items() if is_special)
-    return Vocabulary(full, special, _n_leading(steps))
+    byte_tokens = frozenset[int]()
+    if any(step["type"] == "ByteFallback" for step in steps) and of_added is to_bytes:
+        every = {i: token for token, i in tokens.items()}
+        every.update((i, content) for i, (content, _) in added.items())
+        byte_tokens = frozenset(i for i, token in every.items() if _BYTE_TOKEN.match(token))
+    return Vocabulary(full, special, _n_leading(steps), byte_tokens)
 
 
 def _printable(data: bytes) -> str:
@@ -136,7 +163,7 @@ def _printable(data: bytes) -> str:
 
 def _entry(data: bytes) -> bytes:
     name = msgspec.json.encode(_printable(data)).replace(b"%", b"%%")
-    return b'{"token":%b,"logprob":%%b,"bytes":%b}' % (name, msgspec.json.encode(list(data)))
+    return b'{"token":%b,"logprob":%%b,"bytes":%b' % (name, msgspec.json.encode(list(data)))
 
 
 def _token_decoder(steps: list[Mapping[str, Any]]) -> Callable[[str], bytes]:
