@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from baton_worker.config import (
+    ConfigError,
     ControlConfig,
     CurveConfig,
     HandoffConfig,
@@ -21,6 +22,7 @@ from baton_worker.config import (
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.identity import Role
 from baton_worker.roles import process
+from baton_worker.roles.control import ControlServer
 from baton_worker.roles.starting import SIGNALS, Starting
 
 PARTS = ["watchdog", "link", "transport", "control", "health", "tracing", "engine"]
@@ -98,7 +100,51 @@ def test_all_parts_are_closed_in_order_and_the_first_failure_is_raised(
     assert closed == PARTS
     assert str(error) == (f"{failing[0]} does not close" if failing else "None")
     told = [r for r in caplog.records if r.levelno >= logging.ERROR]
-    assert len(told) == len(failing) + bool({"control", "health"} & set(failing))
+    assert len(told) == len(failing), "each failure once, also of a part's part"
+
+
+@pytest.mark.parametrize("fails_to_close", [False, True])
+def test_an_engine_is_closed_whose_worker_cannot_be_put_together(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    fails_to_close: bool,
+) -> None:
+    def refused(*_: object) -> None:
+        raise ConfigError("handoff.bind: the port is taken")
+
+    engine = Mock()
+    if fails_to_close:
+        engine.close.side_effect = RuntimeError("a graph is in use")
+    monkeypatch.setattr(process, "end_on_thread_fault", Mock())
+    monkeypatch.setattr(process, "_assemble", refused)
+    monkeypatch.setattr(process, "_load_engine", lambda *_: engine)
+    with pytest.raises(ConfigError, match="the port is taken"):
+        process.run_worker(configured(tmp_path), Role.MIXED, on_ready=Mock())
+    engine.close.assert_called_once_with()
+    assert not (tmp_path / "control").exists(), "and its listeners are"
+    told = [r for r in caplog.records if r.levelno >= logging.ERROR]
+    assert len(told) == fails_to_close
+
+
+def test_a_worker_whose_parts_do_not_start_closes_them_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Starting, "serve", Mock(side_effect=RuntimeError("no thread is left")))
+    closed, error = run(monkeypatch, tmp_path, ())
+    assert closed == PARTS
+    assert str(error) == "no thread is left"
+
+
+def test_a_control_socket_is_removed_also_where_its_server_does_not_close(tmp_path: Path) -> None:
+    control = ControlServer(ControlConfig(str(tmp_path / "control")), Mock())
+    control._server = Mock(close=Mock(side_effect=RuntimeError("its loop is gone")))
+    listening = control._socket
+    with pytest.raises(RuntimeError, match="its loop is gone"):
+        control.close()
+    assert listening is not None
+    assert listening.fileno() == -1
+    assert not (tmp_path / "control").exists()
 
 
 def test_a_transport_closes_what_stands_behind_a_part_that_does_not_close(

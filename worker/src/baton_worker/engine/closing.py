@@ -7,16 +7,20 @@ writes to. Knows no part.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from baton_worker.engine.api import RankDiedError
 
 log = logging.getLogger(__name__)
 
+_TOLD = "This is in the log, by whoever closed the part."
+
 
 def close_all(closes: Iterable[Callable[[], None]]) -> None:
-    """Call each in its order, also behind those that fail; each failure is logged.
+    """Call each in its order, also behind those that fail; each failure is logged, and once where
+    a part has parts of its own.
 
     A rank that is gone is no failure of closing: there is nothing left of it to close.
 
@@ -30,7 +34,25 @@ def close_all(closes: Iterable[Callable[[], None]]) -> None:
         except RankDiedError as error:
             log.warning("closed without all ranks", extra={"why": str(error)})
         except Exception as error:
-            log.exception("a part failed to close; the others are closed too")
+            if _TOLD not in getattr(error, "__notes__", ()):
+                log.exception("a part failed to close; the others are closed too")
+                error.add_note(_TOLD)
             first = first or error
     if first is not None:
         raise first
+
+
+@contextlib.contextmanager
+def closing_on_failure() -> Iterator[list[Callable[[], None]]]:
+    """Give the body a list for how what it makes is closed; call all of it, the last first, when
+    the body fails.
+
+    What fails then is logged, and what the body raised goes on: it is why there is nothing to use.
+    """
+    made: list[Callable[[], None]] = []
+    try:
+        yield made
+    except BaseException:
+        with contextlib.suppress(Exception):
+            close_all(reversed(made))
+        raise

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from baton_worker.config import ConfigError
+from baton_worker.engine.closing import close_all
 from baton_worker.engine.kv.leases import mapped_leases
 from baton_worker.engine.kv.memory import CannotAttachError
 from baton_worker.engine.kv.sharing import KvSharing, PeerPool
@@ -96,11 +97,9 @@ class PoolDoor:
         self._wakeup.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
-        for caller in list(self._callers):
-            self._hang_up(caller)
-        self._listener.close()
-        self._selector.close()
-        self._path.unlink(missing_ok=True)
+        callers = [partial(self._hang_up, caller) for caller in self._callers]
+        unlink = partial(self._path.unlink, missing_ok=True)
+        close_all([*callers, self._listener.close, self._selector.close, unlink])
 
     def _run(self) -> None:
         while not self._is_closing:

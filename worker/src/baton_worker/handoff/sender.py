@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from baton_worker.engine.api import Handoff, KvFilled
+from baton_worker.engine.closing import close_all
 from baton_worker.handoff.api import HandoffEvent, HandoffFailed, HandoffGranted
 from baton_worker.handoff.asks import AskBook
 from baton_worker.handoff.dealers import Dealers, Socket
@@ -187,8 +188,7 @@ class Sender:
 
     def close(self) -> None:
         """Close every connection."""
-        self._asking.close()
-        self._carrying.close()
+        close_all([self._asking.close, self._carrying.close])
 
     def _left_unanswered(self, key: RequestKey) -> None:
         """Count and tell that decode was silent, which the request's end would hide."""

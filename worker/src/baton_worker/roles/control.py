@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton_worker.config import ConfigError, ControlConfig, HttpLimits
 from baton_worker.config_errors import cannot_listen
+from baton_worker.engine.closing import close_all
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.http_edge.server import application
@@ -156,12 +157,9 @@ class ControlServer:
             Path(self.path).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Stop serving and remove the socket's file."""
-        if self._server is not None:
-            self._server.close()
-        if self._socket is not None:
-            self._socket.close()
-        self.remove()
+        """Stop serving and remove the socket's file, whichever fails."""
+        parts = [part for part in (self._server, self._socket) if part is not None]
+        close_all([*(part.close for part in parts), self.remove])
 
 
 def _listen(path: str) -> socket.socket:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from baton_worker import addresses
 from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
+from baton_worker.engine.closing import close_all
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
 from baton_worker.http_edge.server import application
@@ -174,7 +175,6 @@ class HealthServer:
         self._sources = sources
 
     def close(self) -> None:
-        """Stop serving."""
-        if self._server is not None:
-            self._server.close()
-        self._socket.close()
+        """Stop serving, and stop listening also where that fails."""
+        parts = [part for part in (self._server, self._socket) if part is not None]
+        close_all([part.close for part in parts])

@@ -27,7 +27,7 @@ from baton_worker.compatibility import (
 from baton_worker.config import ConfigError, ProcessConfig
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.build import build_engine
-from baton_worker.engine.closing import close_all
+from baton_worker.engine.closing import close_all, closing_on_failure
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.metrics import EngineMetrics
@@ -98,20 +98,24 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     config = with_chunks_of(config, role)
     end_on_thread_fault()  # before the engine, whose threads begin with it
     starting = Starting(config, role)
-    with starting.ending_on_signal():
+    with starting.ending_on_signal(), closing_on_failure() as made:
         engine = _load_engine(config, starting.progress)
+        made.append(engine.close)
         worker = _assemble(config, role, engine, starting)
-    for number in SIGNALS:
-        signal.signal(number, lambda *_: starting.inbox.put(StopRequested("shutting down")))
-    metrics_url = f"{starting.health.url}/metrics"
-    ready = Ready(role.label, os.getpid(), metrics_url, control=starting.control.path)
-    starting.serve(_health_sources(worker))
-    worker.transport.start(worker.loop.inbox.put)
-    worker.link.start(_announcing(worker.loop.inbox, partial(on_ready, ready)))
-    worker.watchdog.start()
-    with ending_on_fault():  # before the link could say goodbye
-        worker.loop.run()
-    _close(worker, starting, engine)
+    close = partial(_close, worker, starting, engine)
+    with closing_on_failure() as made:
+        made.append(close)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: starting.inbox.put(StopRequested("shutting down")))
+        metrics_url = f"{starting.health.url}/metrics"
+        ready = Ready(role.label, os.getpid(), metrics_url, control=starting.control.path)
+        starting.serve(_health_sources(worker))
+        worker.transport.start(worker.loop.inbox.put)
+        worker.link.start(_announcing(worker.loop.inbox, partial(on_ready, ready)))
+        worker.watchdog.start()
+        with ending_on_fault():  # before the link could say goodbye
+            worker.loop.run()
+    close()
     return 0
 
 

@@ -19,7 +19,7 @@ from types import FrameType
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import ProcessConfig
-from baton_worker.engine.closing import close_all
+from baton_worker.engine.closing import close_all, closing_on_failure
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.metrics import WeightMetrics
 from baton_worker.http_edge.metrics import HttpMetrics
@@ -55,14 +55,13 @@ class Starting:
         self._is_draining = False
         http = HttpMetrics(self.factory)
         self.health = HealthServer(config.health, registry, http, config.handoff.advertise_host)
-        try:
+        with closing_on_failure() as made:
+            made.append(self.health.close)
             self.control = ControlServer(config.control, http)
-        except BaseException:
-            self.health.close()
-            raise
-        sources = self._sources()
-        self.health.start(sources)
-        self.control.start(sources, self._orders())
+            made.append(self.control.close)
+            sources = self._sources()
+            self.health.start(sources)
+            self.control.start(sources, self._orders())
 
     def serve(self, sources: HealthSources) -> None:
         """Answer from these from now on: the engine is there."""
@@ -82,13 +81,14 @@ class Starting:
         are not waited for; other ranks end with their parent.
         """
         before = {number: signal.signal(number, self._end) for number in SIGNALS}
-        try:
-            yield
-        except BaseException:
-            for number, handler in before.items():
-                signal.signal(number, handler or signal.SIG_DFL)
-            self.close()
-            raise
+        with closing_on_failure() as made:
+            made.append(self.close)
+            try:
+                yield
+            except BaseException:
+                for number, handler in before.items():
+                    signal.signal(number, handler or signal.SIG_DFL)
+                raise
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self.control.remove()
