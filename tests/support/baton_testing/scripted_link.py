@@ -202,7 +202,9 @@ class ScriptedLink:
             return False
         with self._changed:
             self.commands.append((worker_id, command))
-            self._tasks.put(lambda: self._take(worker, command))  # before a test hears of it
+            # Looked up now: a test that has heard of it may say `refusals` before it is taken.
+            refusal = self.refusals.get(worker_id)
+            self._tasks.put(lambda: self._take(worker, command, refusal))  # before a test hears
             self._changed.notify_all()
         return True
 
@@ -410,11 +412,11 @@ class ScriptedLink:
         meta = StepMeta(read.epoch, seq, seq, worker.info.role, 1, False, len(frame))
         self._events.append(StepReceived(worker.info.worker_id, meta, columns))
 
-    def _take(self, worker: FakeWorker, command: Command) -> None:
+    def _take(self, worker: FakeWorker, command: Command, refusal: ErrorCode | None) -> None:
         if isinstance(command, Abort):
             self._abort(worker, command)
-        elif worker.info.worker_id in self.refusals:
-            error = (self.refusals[worker.info.worker_id], "not here")
+        elif refusal is not None:
+            error = (refusal, "not here")
             key = RequestKey(command.handle, command.attempt)
             row = RowSpec(key.handle, 0, finish=Finish.ERROR, attempt=key.attempt, error=error)
             worker.outbox.append(row)
