@@ -4,7 +4,10 @@ Clients cut off as many characters as they sent. What the tokens decode to is an
 normaliser rewrites it, where decoding takes a space away, and where it has special tokens.
 """
 
+import asyncio
 import json
+import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,10 +15,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from baton_worker.gateway.answers.prompt_entries import PromptText
-from baton_worker.gateway.request import PromptAsText
-from baton_worker.gateway.text.tokenizer import load_tokenizer
+from baton_worker.gateway.errors import ApiError
+from baton_worker.gateway.intake.intake import Intake
+from baton_worker.gateway.request import Endpoint, ModelLimits, PromptAsText
+from baton_worker.gateway.text.tokenizer import GatewayTokenizer, load_tokenizer
 
 TEXT = "/v1/completions"
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
 SPECIAL = ["<s>", "</s>", "<|user|>"]
 PARTS = [" ", "  ", "\n", "a", "fox", "é", "e\u0301", "你", "🙂", "A", *SPECIAL]
 PROMPTS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=12).map("".join)
@@ -157,3 +163,39 @@ def test_long_texts_come_back_too(start_gateway):
     with start_gateway(info={"max_model_len": 100_000}).http() as client:
         asked = {"model": "tiny", "prompt": prompt, "max_tokens": 0, "echo": True}
         assert client.post(TEXT, json=asked).json()["choices"][0]["text"] == prompt
+
+
+@pytest.fixture
+def threads_that_find_places(monkeypatch):
+    found, find = [], GatewayTokenizer.encode_with_offsets
+
+    def noted(*args, **kwargs):
+        found.append(threading.current_thread())
+        return find(*args, **kwargs)
+
+    monkeypatch.setattr(GatewayTokenizer, "encode_with_offsets", noted)
+    return found
+
+
+async def judged(prompt, context_tokens):
+    tokenizer = load_tokenizer(TINY)
+    limits = ModelLimits(context_tokens, tokenizer.vocabulary.size, 20)
+    asked = {"prompt": prompt, "echo": True, "max_tokens": 1, "skip_special_tokens": False}
+    intake = Intake("tiny", tokenizer, lambda: limits, 20)
+    return await intake.generation(Endpoint.COMPLETION, json.dumps(asked).encode())
+
+
+@pytest.mark.parametrize("context_tokens", [16, 4_096])
+def test_a_text_that_is_refused_as_too_long_has_no_places_looked_for(
+    threads_that_find_places, context_tokens
+):
+    with pytest.raises(ApiError, match=f"the context is {context_tokens}"):
+        asyncio.run(judged(["Z " * context_tokens, "fits"], context_tokens))
+    assert not threads_that_find_places
+
+
+@pytest.mark.parametrize("texts", [["Zq~ " * 1_200], ["Zq~ " * 12] * 100], ids=["one", "many"])
+def test_texts_that_take_ms_have_their_places_found_off_the_loop(threads_that_find_places, texts):
+    assert len(asyncio.run(judged(texts, 1 << 17)).given_texts) == len(texts)
+    assert len(threads_that_find_places) == len(texts)
+    assert threading.main_thread() not in threads_that_find_places

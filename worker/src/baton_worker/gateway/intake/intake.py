@@ -52,6 +52,8 @@ _FIELDS_OF_TEMPLATES = ("messages", "tools", "add_generation_prompt")
 _SEED_BITS = 63
 _OFF_LOOP_BYTES = 16_384
 """Longer texts are tokenised in a thread: 16 Ki take a few ms."""
+_OFF_LOOP_ECHOED_BYTES = 4096
+"""Longer ones are looked for in their tokens in a thread: it takes more than to tokenise them."""
 _OFF_LOOP_BAD_WORDS_BYTES = 4096
 """Of all of them: each is tokenised twice, alone."""
 _BYTES_OF_A_CHARACTER = 4
@@ -288,8 +290,8 @@ class Intake:
             self._check_length("prompt", text, limits.context_tokens)
         has_special = body.add_special_tokens is not False
         prompts = await self.encode(texts, add_special_tokens=has_special)
-        if not echo:
-            return prompts, ()
+        if not echo or max(map(len, prompts), default=0) > limits.context_tokens:
+            return prompts, ()  # what is too long is refused: places would cost twice its ids
         decodes = body.skip_special_tokens is not False
 
         def work() -> list[PromptAsText | None]:
@@ -298,7 +300,7 @@ class Intake:
                 for text, ids in zip(texts, prompts, strict=True)
             ]
 
-        if _is_long(texts):
+        if _bytes_at_most(texts) > _OFF_LOOP_ECHOED_BYTES or len(texts) > _OFF_LOOP_TEXTS:
             async with self._long_texts:
                 return prompts, await asyncio.to_thread(work)
         return prompts, work()
