@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from baton_operator.children.apply import WriteFailed
 from baton_operator.cluster import api
 from baton_operator.cluster.api import ApiError, Throttled
 from baton_operator.cluster.store import Change
-from baton_operator.reconciling.reconciler import FORGOTTEN, WriteFailed
+from baton_operator.reconciling.reconciler import FORGOTTEN
 from baton_testing.fake_kube import Cluster
 
 

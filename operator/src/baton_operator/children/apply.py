@@ -72,6 +72,17 @@ class Result:
     error: ApiError | None = None
 
 
+class WriteFailed(Exception):
+    """Some children could not be written; status says which. The pass is worth repeating.
+
+    `look_in` is in how many seconds the pass would have to be repeated without that; None if never.
+    """
+
+    def __init__(self, message: str, look_in: float | None = None) -> None:
+        super().__init__(message)
+        self.look_in = look_in
+
+
 class Unwanted(NamedTuple):
     """A child that shall not exist."""
 
