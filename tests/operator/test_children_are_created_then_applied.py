@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton_operator.children.apply import WriteFailed
 from baton_operator.cluster import api
 from baton_operator.cluster.api import ApiError
-from baton_operator.reconciling.reconciler import WriteFailed
 from baton_testing.fake_kube import Cluster
 
 GUARDS = ["ServiceAccount", *["NetworkPolicy"] * 3, "Secret"]

@@ -7,6 +7,7 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from baton_operator.children.apply import WriteFailed
 from baton_operator.cluster.api import DEPLOYMENT, ApiError, Throttled
 from baton_operator.cluster.parents import ParentStore
 from baton_operator.cluster.reflector import Reflector
@@ -15,7 +16,7 @@ from baton_operator.metrics import RESULTS, OperatorMetrics
 from baton_operator.models import ObjectKey
 from baton_operator.reconciling.controller import Controller, enqueue, run_one
 from baton_operator.reconciling.handlers import build_registry, kopf_settings
-from baton_operator.reconciling.reconciler import FORGOTTEN, WriteFailed
+from baton_operator.reconciling.reconciler import FORGOTTEN
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.serving.health import Vitals
 from baton_operator.settings import Settings

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from baton_operator.children.apply import WriteFailed
 from baton_operator.cluster import api
 from baton_operator.cluster.api import ApiError, Throttled
 from baton_operator.cluster.store import Change
-from baton_operator.reconciling.reconciler import FORGOTTEN, WriteFailed
+from baton_operator.reconciling.reconciler import FORGOTTEN
 from baton_testing.fake_kube import Cluster
 
 
@@ -337,11 +338,31 @@ async def test_children_of_an_earlier_object_of_the_same_name_are_not_taken(clus
     await cluster.create()
     await cluster.reconcile()
     assert cluster.kube.find(api.SERVICE, "chat")["metadata"]["uid"] == old
-    assert cluster.condition("Ready")[0] == "False"
+    assert cluster.condition("Ready") == ("False", "PrefillNotReady")
     cluster.kube.collect_garbage()
     await cluster.settle()
     assert cluster.condition("Ready") == ("True", "PairsServing")
     assert cluster.kube.find(api.SERVICE, "chat")["metadata"]["uid"] != old
+
+
+@pytest.mark.parametrize("is_watched", [True, False], ids=["watched", "unseen"])
+async def test_children_of_an_earlier_object_that_are_not_collected_yet_are_no_conflict(
+    cluster, is_watched
+):
+    """`kubectl replace --force`, and a delete with an apply behind it: kstatus reads Stalled as a
+    failure, and who waits by it would give up what comes by itself.
+    """
+    await served(cluster)
+    cluster.kube.remove(api.PD_DEPLOYMENT, "chat")
+    if not is_watched:
+        cluster.start()
+    key = await cluster.create()
+    wait = await (cluster.reconcile() if is_watched else cluster.reconciler.reconcile(key))
+    assert wait <= 1
+    assert cluster.condition("Stalled") == ("False", "Moving")
+    assert cluster.condition("Reconciling")[0] == "True"
+    told = [cluster.kube.find(api.EVENT, name)["reason"] for name in cluster.kube.names(api.EVENT)]
+    assert "Conflict" not in told
 
 
 async def test_a_deletion_during_a_watch_gap_is_noticed_by_the_next_list(cluster):

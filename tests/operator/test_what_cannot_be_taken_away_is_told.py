@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from baton_operator.children.apply import WriteFailed
 from baton_operator.cluster import api
 from baton_operator.cluster.api import ApiError, Throttled
-from baton_operator.reconciling.reconciler import WriteFailed
 from baton_testing.fake_kube import Cluster
 
 WEBHOOK = 'admission webhook "keep.example" denied the request: deletion is frozen'

@@ -12,6 +12,7 @@ from typing import Final
 GROUP: Final = "baton.dev"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
+PARENT_KIND: Final = "PDDeployment"
 
 FIELD_MANAGER: Final = "baton-operator"
 SEED_MANAGER: Final = "baton-operator-seed"

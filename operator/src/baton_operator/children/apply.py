@@ -1,9 +1,10 @@
 """Writes of children: ownership first, then only what differs, all at once.
 
 A child is ours when its controller is the PDDeployment's uid. A foreign object under one of our
-names is reported and left alone; nothing is adopted. Nothing is read for that: every write names
-the object that it is for, and the server refuses it for another. What the store has verified to
-equal the rendered manifest is not written again.
+names is reported and left alone; nothing is adopted. What an earlier PDDeployment of the same name
+left is waited for: it goes by itself. Nothing is read for that: every write names the object that
+it is for, and the server refuses it for another. What the store has verified to equal the rendered
+manifest is not written again.
 
 A new child is created by a plain POST, and applied from its first change on: an apply costs the
 server half as much again, and a new object is waited for. Before the first apply the fields of the
@@ -69,6 +70,17 @@ class Result:
     child: ChildId
     outcome: Outcome
     error: ApiError | None = None
+
+
+class WriteFailed(Exception):
+    """Some children could not be written; status says which. The pass is worth repeating.
+
+    `look_in` is in how many seconds the pass would have to be repeated without that; None if never.
+    """
+
+    def __init__(self, message: str, look_in: float | None = None) -> None:
+        super().__init__(message)
+        self.look_in = look_in
 
 
 class Unwanted(NamedTuple):
@@ -225,6 +237,8 @@ class Applier:
             Conflict: another object has the name, or the child is gone.
             AlreadyExists: an object has the name of a child that is created.
         """
+        if child is not None and child.is_left_by(owner.name, uid):
+            return Outcome.LEAVING
         if child is not None and not child.belongs_to(uid):
             return Outcome.FOREIGN
         if child is not None and child.is_deleting:

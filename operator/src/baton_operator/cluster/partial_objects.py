@@ -21,6 +21,7 @@ from baton_operator.names import (
     LABEL_REVISION,
     LABEL_ROLE,
     LABEL_TEMPLATE,
+    PARENT_KIND,
     SEED_MANAGER,
 )
 
@@ -174,6 +175,7 @@ class Child(msgspec.Struct, frozen=True):
     Attributes:
         version: resourceVersion as a number; it grows with every write of the object.
         controller_uid: uid of the controlling owner, empty without one.
+        parent: name of the PDDeployment that controls it, empty where none does.
         edited_at: time of the last write by someone else to what is not status; empty if none.
         created_entry: place in managedFields of what we created it with; None once applied.
         made_from: of gateways, hashes of what was asked for and of the pods that this became.
@@ -192,6 +194,7 @@ class Child(msgspec.Struct, frozen=True):
     created_entry: int | None = None
     view: View = None
     made_from: str = ""
+    parent: str = ""
 
     def belongs_to(self, uid: str) -> bool:
         """Whether it is a child of the PDDeployment with this uid.
@@ -200,6 +203,13 @@ class Child(msgspec.Struct, frozen=True):
         an old revision's workload would run for ever beside the new one.
         """
         return self.controller_uid == uid or (not self.controller_uid and bool(self.applied_hash))
+
+    def is_left_by(self, name: str, uid: str) -> bool:
+        """Whether it is of another PDDeployment of this name than the one with this uid.
+
+        A name is one object's: the other is gone, and garbage collection takes what it left.
+        """
+        return bool(name) and self.parent == name and self.controller_uid != uid
 
 
 _decode = msgspec.json.Decoder(PartialObject).decode
@@ -224,13 +234,14 @@ def owner_name(partial: PartialObject) -> str:
 def child_of(partial: PartialObject, kind: str) -> Child:
     """Return what the store keeps of a child of this kind."""
     meta = partial.metadata
+    controller = next((o for o in meta.owner_references if o.controller), OwnerReference())
     return Child(
         name=meta.name,
         uid=meta.uid,
         version=int(meta.resource_version or 0),
         generation=meta.generation,
         applied_hash=meta.annotations.get(ANNOTATION_APPLIED, ""),
-        controller_uid=next((o.uid for o in meta.owner_references if o.controller), ""),
+        controller_uid=controller.uid,
         edited_at=_edited_at(meta),
         is_deleting=meta.deletion_timestamp is not None,
         role=meta.labels.get(LABEL_ROLE, ""),
@@ -238,6 +249,7 @@ def child_of(partial: PartialObject, kind: str) -> Child:
         created_entry=_created_entry(meta),
         view=_view(partial, kind),
         made_from=meta.annotations.get(ANNOTATION_MADE_FROM, ""),
+        parent=controller.name if controller.kind == PARENT_KIND else "",
     )
 
 

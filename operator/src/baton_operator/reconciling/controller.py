@@ -14,12 +14,13 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from baton_operator.children.apply import WriteFailed
 from baton_operator.cluster.api import ApiError, Throttled
 from baton_operator.cluster.reflector import Reflector
 from baton_operator.cluster.store import Change
 from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
-from baton_operator.reconciling.reconciler import FORGOTTEN, Reconciler, WriteFailed
+from baton_operator.reconciling.reconciler import FORGOTTEN, Reconciler
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.settings import Settings
 
@@ -97,6 +98,9 @@ async def run_one(controller: Controller, key: ObjectKey) -> None:
     except (ApiError, WriteFailed) as error:
         result = "failed"
         delay = queue.failed(key)
+        if isinstance(error, WriteFailed) and error.look_in is not None:
+            queue.add_after(key, error.look_in)
+            delay = min(delay, error.look_in)
         log.warning(
             "reconcile failed",
             extra={"object": str(key), "error": str(error), "retry_in_seconds": delay},

@@ -20,6 +20,7 @@ from baton_operator.children.apply import (
     Outcome,
     Result,
     Unwanted,
+    WriteFailed,
     pause_if_asked,
 )
 from baton_operator.children.desired import Apis, RenderContext, RenderInputs
@@ -58,10 +59,6 @@ _FOREIGN_RETRY_SECONDS = 30.0
 
 FORGOTTEN = math.inf
 """Seconds until the next pass over an object that does not exist."""
-
-
-class WriteFailed(Exception):
-    """Some children could not be written; status says which. The pass is worth repeating."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +221,8 @@ class Reconciler:
         wait = await self._tools.reporter.report(pdd, plan, seen, trouble, sample)
         self._tools.upgrades.passed(pdd.key)
         if trouble.failed:
-            raise WriteFailed("; ".join(trouble.failed))
+            # Who tries ever more seldom is no reason that a deadline runs ever more slowly.
+            raise WriteFailed("; ".join(trouble.failed), _soonest(wait, plan.look_in))
         turn_in = LOOK_SECONDS if plan.turn.why else None
         return _soonest(wait, plan.look_in, turn_in, ask_in, _retry_in(results))
 

@@ -12,6 +12,7 @@ from baton_operator.names import (
     LABEL_REVISION,
     LABEL_ROLE,
     MANAGED_BY,
+    PARENT_KIND,
     Role,
 )
 
@@ -30,7 +31,7 @@ class Owner:
         """Return the owner reference: garbage collection deletes children with their owner."""
         return {
             "apiVersion": API_VERSION,
-            "kind": "PDDeployment",
+            "kind": PARENT_KIND,
             "name": self.name,
             "uid": self.uid,
             "controller": True,

@@ -1,0 +1,95 @@
+"""What the server refuses to write is tried ever more seldom; what a pass waits for is not."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton_operator.cluster import api
+from baton_operator.cluster.api import ApiError
+from baton_operator.metrics import OperatorMetrics
+from baton_operator.models import ObjectKey
+from baton_operator.reconciling.controller import Controller, enqueue, run_one
+from baton_operator.reconciling.work_queue import WorkQueue
+from baton_operator.settings import Settings
+from baton_testing.clocks import LoopClock
+from baton_testing.fake_kube import Cluster
+
+DEADLINE_SECONDS = 60
+
+
+class Operator:
+    """A cluster whose passes are those that queue and watches ask for, second after second."""
+
+    def __init__(self):
+        self.cluster = Cluster()
+        self.clock = LoopClock(self.cluster.now)
+        metrics = OperatorMetrics(CollectorRegistry())
+        self.queue = WorkQueue(self.clock)
+        self.controller = Controller(self.queue, self.cluster.reconciler, (), metrics, Settings())
+
+    async def run(self, seconds):
+        """Let time pass."""
+        for _ in range(seconds):
+            self.cluster.now += 1
+            self.clock.advance(1)
+            self.cluster.follow()
+            await self.cluster.pump()
+            for owner, change in self.cluster.changes:
+                enqueue(self.queue, owner, change)
+            self.cluster.changes.clear()
+            while self.queue.depth:
+                key = await self.queue.get()
+                await run_one(self.controller, key)
+                self.queue.done(key)
+
+
+@pytest.fixture
+async def operator():
+    operator = Operator()
+    rollout = {"progressDeadlineSeconds": DEADLINE_SECONDS}
+    operator.queue.add(await operator.cluster.create(rollout=rollout))
+    await operator.run(20)
+    assert operator.cluster.condition("Ready")[0] == "True"
+    return operator
+
+
+def refuse_budgets(operator, monkeypatch):
+    """Let a webhook refuse every PodDisruptionBudget from now on; return the attempts."""
+    kube, attempts = operator.cluster.kube, []
+    create = kube.create
+
+    async def refusing(kind, manifest, manager):
+        if kind is not api.DISRUPTION_BUDGET:
+            return await create(kind, manifest, manager)
+        attempts.append(operator.cluster.now)
+        raise ApiError(403, "Forbidden", "admission webhook denied the request")
+
+    monkeypatch.setattr(kube, "create", refusing)
+    for name in kube.names(api.DISRUPTION_BUDGET):
+        kube.remove(api.DISRUPTION_BUDGET, name)
+    return attempts
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["written", "refused"])
+async def test_a_deadline_runs_as_long_while_a_child_is_refused(operator, monkeypatch, is_refused):
+    cluster = operator.cluster
+    old = cluster.status()["currentRevision"]
+    if is_refused:
+        refuse_budgets(operator, monkeypatch)
+        await operator.run(300)
+    cluster.change(image="broken:1")
+    operator.queue.add(ObjectKey("ns", "chat"))
+    await operator.run(1)
+    new = cluster.status()["updateRevision"]
+    assert new != old
+    cluster.broken.add(new)
+    await operator.run(DEADLINE_SECONDS * 3 // 2)
+    assert cluster.status()["rollout"].get("failedRevision") == new
+
+
+async def test_what_is_refused_is_tried_ever_more_seldom_all_the_same(operator, monkeypatch):
+    attempts = refuse_budgets(operator, monkeypatch)
+    await operator.run(600)
+    late = [at for at in attempts if at > operator.cluster.now - 300]
+    assert len(late) <= 2 * 300 // 60 + 2
