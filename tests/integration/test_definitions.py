@@ -40,7 +40,8 @@ def test_columns_are_those_that_people_need(kubectl, operator, namespace, pdd):
     narrow = kubectl.run("get", "pdd", "-n", namespace).splitlines()[0].split()
     wide = kubectl.run("get", "pdd", "-n", namespace, "-o", "wide").splitlines()[0].split()
     assert narrow == [
-        "NAME", "READY", "REASON", "PREFILL", "DECODE", "ACCEPT", "ROLLOUT", "REVISION", "AGE",
+        "NAME", "READY", "REASON", "PREFILL", "DECODE", "ACCEPT", "ROLLOUT", "REVISION", "UPDATE",
+        "AGE",
     ]  # fmt: skip
     assert wide == [*narrow, "WIRE", "KV", "K", "MODEL"]
 

@@ -81,7 +81,7 @@ def test_the_columns_are_the_ones_that_operators_read():
     columns = CRDS["PDDeployment"]["spec"]["versions"][0]["additionalPrinterColumns"]
     narrow = [c["name"] for c in columns if "priority" not in c]
     assert narrow == [
-        "Ready", "Reason", "Prefill", "Decode", "Accept", "Rollout", "Revision", "Age",
+        "Ready", "Reason", "Prefill", "Decode", "Accept", "Rollout", "Revision", "Update", "Age",
     ]  # fmt: skip
     assert [c["name"] for c in columns if "priority" in c] == ["Wire", "KV", "K", "Model"]
 

@@ -12,6 +12,7 @@ from baton_operator.cluster.partial_objects import Child, PodView, Workload
 from baton_operator.cluster.pod_failures import PodFailure
 from baton_operator.cluster.store import ChildId
 from baton_operator.models import ObjectKey, PDDeployment
+from baton_operator.models.crd import deployment_crd
 from baton_operator.names import WORKER_ROLES, Role
 from baton_operator.planning.deadline import Waited
 from baton_operator.planning.plan import Facts, Memory, Turn, make_plan
@@ -258,6 +259,29 @@ def test_a_rollback_is_told_until_it_is_over_and_after(rolling):
     assert rolling.condition("Reconciling") == ("False", "ProgressDeadlineExceeded", stalled)
     rolling.see(workloads=pair("a"))
     assert rolling.status()["rollout"]["phase"] == "RolledBack"
+
+
+def shown(status):
+    """Return what `kubectl get pdd` shows of plain fields of the status, by column."""
+    (version,) = deployment_crd()["spec"]["versions"]
+    paths = {c["name"]: c["jsonPath"] for c in version["additionalPrinterColumns"]}
+    prefix = ".status."
+    fields = {name: path.removeprefix(prefix) for name, path in paths.items()
+              if path.startswith(prefix)}  # fmt: skip
+    return {name: status[field] for name, field in fields.items() if field in status}
+
+
+def test_the_columns_tell_the_revision_that_serves_from_the_one_asked_for(rolling):
+    under_way = shown(rolling.status())
+    assert (under_way["Revision"], under_way["Update"]) == ("a", "b")
+    rolling.memory = Memory("a", "b", "b")
+    rolling.see(workloads=pair("a"))
+    rolled_back = shown(rolling.status())
+    assert (rolled_back["Revision"], rolled_back["Update"]) == ("a", "b")
+    rolling.memory = Memory("a", "b", reached=4)
+    rolling.see(workloads=pair("b"))
+    rolled_out = shown(rolling.status())
+    assert (rolled_out["Revision"], rolled_out["Update"]) == ("b", "b")
 
 
 def test_a_failure_without_a_way_back_is_told(rolling):

@@ -33,7 +33,10 @@ _DEPLOYMENT_COLUMNS = [
     _column("Decode", ".status.decode"),
     _column("Accept", ".status.speculative.acceptance"),
     _column("Rollout", ".status.rollout.phase"),
-    _column("Revision", ".status.updateRevision"),
+    # What serves first, as people ask that of a model that was rolled back; behind it what the
+    # spec asks for.
+    _column("Revision", ".status.currentRevision"),
+    _column("Update", ".status.updateRevision"),
     _AGE,
     _column("Wire", ".status.wire.range", is_wide=True),
     _column("KV", ".status.handoff.summary", is_wide=True),

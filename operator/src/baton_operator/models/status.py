@@ -47,7 +47,11 @@ class RolloutStatus(Model, frozen=True):
               "RolledBack.",
                    max_length=32)
     ] = ""  # fmt: skip
-    step: Annotated[int, about("Pairs that the update revision serves.")] = 0
+    step: Annotated[
+        int,
+        about("Pairs on the revision that is rolled to: updateRevision, in a rollback "
+              "currentRevision."),
+    ] = 0  # fmt: skip
     steps: Annotated[int, about("Pairs in all.")] = 0
     reached: Annotated[
         int, about("Most pairs that the update revision has served since its pods were all ready.")
@@ -134,9 +138,17 @@ class PDDeploymentStatus(Model, frozen=True):
     """What the operator last observed."""
 
     observed_generation: Annotated[int, about("Generation of the spec that was acted on.")] = 0
-    current_revision: Annotated[str, about("Last revision that was rolled out fully.",
-                                           max_length=63)] = ""  # fmt: skip
-    update_revision: Annotated[str, about("Revision that the spec asks for.", max_length=63)] = ""
+    current_revision: Annotated[
+        str,
+        about("Revision that serves: the last one that was rolled out fully, until the next one "
+              "is. A rollback returns to it; absent or empty before the first.",
+              max_length=63),
+    ] = ""  # fmt: skip
+    update_revision: Annotated[
+        str,
+        about("Revision that the spec asks for; behind a rollback not the one that serves.",
+              max_length=63),
+    ] = ""  # fmt: skip
     gateway_revision: Annotated[
         str, about("Revision whose image, tokenizer and chat template gateways have.",
                    max_length=63)
