@@ -389,6 +389,35 @@ def test_the_first_revision_can_fail_and_is_kept():
     assert fleet.desired == {"a": Counts(1, 1)}
 
 
+def test_a_first_revision_that_never_served_is_nothing_to_return_to():
+    fleet = Fleet(make_spec(2, 4, progress_deadline_seconds=100))
+    fleet.broken.update("ab")
+    fleet.settle()
+    fleet.update = "b"
+    fleet.settle()
+    assert fleet.memory.current == ""
+    fleet.wait(101)
+    fleet.settle()
+    assert fleet.plan.has_failed
+    assert not fleet.plan.is_rolled_back
+    fleet.broken.remove("b")
+    fleet.settle()
+    assert fleet.desired == {"b": Counts(2, 4)}
+    assert fleet.memory.current == "b"
+    assert not fleet.plan.has_failed
+
+
+def test_a_first_revision_that_serves_some_pairs_is_returned_to():
+    fleet = Fleet(make_spec(2, 2, progress_deadline_seconds=100))
+    fleet.step()
+    for role in (0, 1):
+        fleet.set_ready("a", role, 0, is_ready=True)
+    fleet.update = "b"
+    fleet.broken.add("b")
+    fleet.step()
+    assert fleet.memory.current == "a"
+
+
 def test_suspension_and_return(fleet):
     fleet.spec = msgspec.structs.replace(fleet.spec, suspend=True)
     fleet.settle()

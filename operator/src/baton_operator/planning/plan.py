@@ -148,7 +148,7 @@ def make_plan(
         if memory.failed == update:
             goal = _goal(spec, memory, stable, update)
             step = _step(spec, target, goal, stable, facts, memory.answering)
-    current = _current(step, goal, stable, facts)
+    current = _current(step, goal, stable, facts, target)
     if step.phase is Phase.COMPLETE and goal == update:  # late, but with nothing to go back to
         memory = memory._replace(failed="")
     return Plan(
@@ -283,14 +283,18 @@ def _progressed(memory: Memory, facts: Facts, target: Counts, now: float) -> Mem
     return memory._replace(reached=pairs, waited=Waited()) if is_at_rest else memory
 
 
-def _current(step: Step, goal: str, stable: str, facts: Facts) -> str:
-    """Return the goal once it alone serves everything; until then what was stable."""
+def _current(step: Step, goal: str, stable: str, facts: Facts, target: Counts) -> str:
+    """Return the goal once it alone serves everything; until then what was stable.
+
+    Where nothing was, a revision that serves some pairs: one whose pods never got ready, as of a
+    first spec that was wrong, is nothing to return to from the one that mends it.
+    """
     if step.phase is Phase.COMPLETE:
         return goal
     if stable:
         return stable
-    served = [r for r in facts.revisions if r.name != goal and r.is_live]
-    return served[0].name if served else ""
+    others = [r for r in facts.revisions if r.name != goal]
+    return next((r.name for r in others if served_pairs(usable(r), target)), "")
 
 
 def _gateway(spec: PDDeploymentSpec, facts: Facts, goal: str, stable: str, target: Counts) -> str:
