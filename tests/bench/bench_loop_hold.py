@@ -142,7 +142,7 @@ def _model(folder: Path) -> GatewayTokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=512, initial_alphabet=alphabet, show_progress=False)
-    text = (Path(__file__).parent.parent.parent / "docs" / "architecture.md").read_text()
+    text = (Path(__file__).parent.parent.parent / "LICENSE").read_text()  # which no edit changes
     tokenizer.train_from_iterator(text.splitlines(), trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
