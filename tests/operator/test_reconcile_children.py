@@ -266,6 +266,21 @@ async def test_a_foreign_object_is_reported_and_left_alone(cluster):
     assert cluster.condition("Ready") == ("True", "PairsServing")
 
 
+async def test_what_another_groups_kind_of_the_same_name_controls_is_a_conflict(cluster):
+    owner = {"apiVersion": "other.dev/v1", "kind": "PDDeployment", "name": "chat",
+             "uid": "1-2-3", "controller": True}  # fmt: skip
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "chat", "namespace": "ns", "ownerReferences": [owner]},
+        "spec": {"selector": {"app": "theirs"}},
+    }
+    await cluster.kube.create(api.SERVICE, foreign, "kubectl")
+    await served(cluster)
+    assert cluster.kube.find(api.SERVICE, "chat")["spec"] == foreign["spec"]
+    assert cluster.condition("Ready") == ("False", "Conflict")
+
+
 async def test_a_failed_write_stops_no_other_and_is_in_the_status(cluster):
     await cluster.create()
     await cluster.pump()

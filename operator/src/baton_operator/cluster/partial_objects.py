@@ -17,6 +17,7 @@ from baton_operator.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_MADE_FROM,
     FIELD_MANAGER,
+    GROUP,
     LABEL_NAME,
     LABEL_REVISION,
     LABEL_ROLE,
@@ -42,6 +43,7 @@ class ManagedFields(_Wire, frozen=True):
 class OwnerReference(_Wire, frozen=True):
     """One owner."""
 
+    api_version: str = ""
     kind: str = ""
     name: str = ""
     uid: str = ""
@@ -231,6 +233,11 @@ def owner_name(partial: PartialObject) -> str:
     return partial.metadata.labels.get(LABEL_NAME, "")
 
 
+def _is_parent(owner: OwnerReference) -> bool:
+    """Whether it is a PDDeployment of ours: another group may have a kind of that name."""
+    return owner.kind == PARENT_KIND and owner.api_version.partition("/")[0] == GROUP
+
+
 def child_of(partial: PartialObject, kind: str) -> Child:
     """Return what the store keeps of a child of this kind."""
     meta = partial.metadata
@@ -249,7 +256,7 @@ def child_of(partial: PartialObject, kind: str) -> Child:
         created_entry=_created_entry(meta),
         view=_view(partial, kind),
         made_from=meta.annotations.get(ANNOTATION_MADE_FROM, ""),
-        parent=controller.name if controller.kind == PARENT_KIND else "",
+        parent=controller.name if _is_parent(controller) else "",
     )
 
 
