@@ -62,6 +62,9 @@ KINDS = {
     "bytes between ends, trimmed": byte_level(
         processors.Sequence([processors.ByteLevel(trim_offsets=True), BOTH_ENDS])
     ),
+    "bytes between ends that are counted": byte_level(
+        processors.Sequence([BOTH_ENDS, processors.ByteLevel(trim_offsets=True)])
+    ),
     "prepended space": sentencepiece(
         normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
         None,
@@ -123,7 +126,7 @@ def test_a_text_that_begins_with_spaces_keeps_them_all(loaded, kind):
         assert told(tokenizer, ids, PromptAsText(prompt, offsets)).text == prompt
 
 
-@pytest.mark.parametrize("kind", ["bytes between ends", "bytes between ends, trimmed"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "between ends" in kind])
 def test_what_a_tokenizer_puts_around_a_text_takes_no_characters_of_it(loaded, kind):
     ids, offsets = loaded[kind].encode_with_offsets("f a", add_special_tokens=True)
     names = loaded[kind].vocabulary.names.of(ids)

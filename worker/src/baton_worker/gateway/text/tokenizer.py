@@ -86,6 +86,8 @@ class GatewayTokenizer:
         offsets, last_start, last_end = array("Q"), 0, 0
         for i in range(len(ids)):  # all at once would hold the others up
             start, end = found.token_to_chars(i) or (last_end, last_end)
+            if start == end:  # some steps count what was put around a text to it, at 0
+                start = last_end
             last_start = max(start, last_start)
             last_end = max(end, last_end)
             offsets.append(last_start)
