@@ -23,7 +23,9 @@ from baton_worker.gateway.text.tokenizer import GatewayTokenizer, load_tokenizer
 TEXT = "/v1/completions"
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny-mtp"
 SPECIAL = ["<s>", "</s>", "<|user|>"]
-PARTS = [" ", "  ", "\n", "a", "fox", "é", "e\u0301", "你", "🙂", "A", *SPECIAL]
+REWRITTEN = "<|R|>"
+"""A token that is added, and stands for what the normaliser makes of it."""
+PARTS = [" ", "  ", "\n", "a", "fox", "é", "e\u0301", "你", "🙂", "A", REWRITTEN, *SPECIAL]
 PROMPTS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=12).map("".join)
 
 
@@ -39,7 +41,7 @@ def byte_level(post_processor):
     return tokenizer
 
 
-def sentencepiece(normalizer=None, pre_tokenizer=None, *steps):
+def sentencepiece(normalizer=None, pre_tokenizer=None, *steps, of_all=()):
     tokens = [*SPECIAL, "▁", "▁a", "a", "f", "o", "x", "A", "\n"]
     tokens += [f"<0x{byte:02X}>" for byte in range(256)]
     vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -48,7 +50,8 @@ def sentencepiece(normalizer=None, pre_tokenizer=None, *steps):
         tokenizer.normalizer = normalizer
     if pre_tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizer
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.ByteFallback(), decoders.Fuse()])
+    steps = [*steps, decoders.ByteFallback(), decoders.Fuse(), *of_all]
+    tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 
 
@@ -69,7 +72,7 @@ KINDS = {
         normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
         None,
         decoders.Replace("▁", " "),
-        decoders.Strip(" ", 1, 0),
+        of_all=[decoders.Strip(" ", 1, 0)],
     ),
     "Metaspace": sentencepiece(
         None, pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace()
@@ -87,6 +90,7 @@ def loaded(tmp_path_factory):
     found = {}
     for name, tokenizer in KINDS.items():
         tokenizer.add_special_tokens(SPECIAL)
+        tokenizer.add_tokens([REWRITTEN])
         folder = tmp_path_factory.mktemp("kind")
         tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "tokenizer_config.json").write_text("{}")
@@ -124,6 +128,15 @@ def test_a_text_that_begins_with_spaces_keeps_them_all(loaded, kind):
     for prompt in (" a", "  a", "a", "   "):
         ids, offsets = tokenizer.encode_with_offsets(prompt, add_special_tokens=True)
         assert told(tokenizer, ids, PromptAsText(prompt, offsets)).text == prompt
+
+
+@pytest.mark.parametrize("kind", ["prepended space", "lower case"])
+def test_an_added_token_reads_as_its_library_writes_it(loaded, kind):
+    tokenizer = loaded[kind]
+    prompt = "a <|R|>a" if kind == "prepended space" else "a<|r|>a"
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    assert told(tokenizer, ids).text == tokenizer.decode(ids) == prompt
+    assert "".join(tokenizer.vocabulary.names.of(ids)).strip() == prompt
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "between ends" in kind])

@@ -199,8 +199,8 @@ def _end(tokenizer: Any, config: dict[str, Any], name: str) -> list[dict[str, An
 
 
 def _vocabulary(tokenizer: Any, decoder: dict[str, Any] | None) -> Vocabulary:
-    added = {
-        i: (token.content, bool(token.special))
+    added = {  # as decoding writes them: "<|a|>" may stand for "▁<|a|>", by its normaliser
+        i: (tokenizer.id_to_token(i), bool(token.special))
         for i, token in tokenizer.get_added_tokens_decoder().items()
     }
     tokens = tokenizer.get_vocab(with_added_tokens=False)
