@@ -219,3 +219,20 @@ def content(body):
         container["env"].sort(key=lambda entry: entry["name"])
     kept = {key: body["metadata"].get(key) for key in ("labels", "annotations")}
     return {k: v for k, v in body.items() if k not in ("metadata", "status")} | kept
+
+
+async def test_new_pods_wait_for_keys_and_guards_that_an_earlier_object_left(cluster):
+    """Garbage collection takes Deployments before the Secret as well as behind it: pods that begin
+    with keys that are about to go are cut off for good.
+    """
+    await served(cluster)
+    cluster.kube.remove(api.PD_DEPLOYMENT, "chat")
+    for name in list(cluster.kube.names(api.DEPLOYMENT)):
+        cluster.kube.remove(api.DEPLOYMENT, name)
+    await cluster.create()
+    await cluster.reconcile()
+    assert cluster.kube.names(api.SECRET)
+    assert not cluster.kube.names(api.DEPLOYMENT)
+    cluster.kube.collect_garbage()
+    await cluster.settle()
+    assert cluster.condition("Ready") == ("True", "PairsServing")

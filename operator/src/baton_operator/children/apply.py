@@ -63,6 +63,10 @@ class Outcome(StrEnum):
     HELD = "held"
 
 
+_OPENING = (Outcome.FAILED, Outcome.LEAVING)
+"""What of a guard leaves new pods without it, now or soon."""
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What became of one child; `error` when it failed."""
@@ -156,8 +160,8 @@ class Applier:
         """Bring every unsettled child to what is `desired` of it, wave after wave.
 
         One that fails does not stop the others, unless its namespace ends. New workloads are held
-        back, though, while one of their guards cannot be written: pods may start late, and never
-        open.
+        back, though, while one of their guards cannot be written, or is on its way out: pods may
+        start late, and never open, nor with keys that are about to go.
         """
         results = [Result(child, Outcome.UNCHANGED) for child in difference.settled]
         pending = [each for each in desired if each.child_id in difference.unsettled]
@@ -165,7 +169,7 @@ class Applier:
             batch = [each for each in pending if each.wave is wave]
             if any(isinstance(result.error, NamespaceEnds) for result in results):
                 break
-            is_open = any(result.outcome is Outcome.FAILED for result in results)
+            is_open = any(result.outcome in _OPENING for result in results)
             if wave is Wave.WORKLOADS and is_open:
                 new = [c.child_id for c in batch if self._store.entry(owner, c.child_id) is None]
                 batch = [each for each in batch if each.child_id not in new]
