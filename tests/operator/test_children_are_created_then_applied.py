@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -233,6 +234,10 @@ async def test_new_pods_wait_for_keys_and_guards_that_an_earlier_object_left(clu
     await cluster.reconcile()
     assert cluster.kube.names(api.SECRET)
     assert not cluster.kube.names(api.DEPLOYMENT)
+    conditions = cluster.kube.find(api.PD_DEPLOYMENT, "chat")["status"]["conditions"]
+    messages = {one["type"]: one["message"] for one in conditions}
+    for kind in ("Ready", "Reconciling"):  # a finalizer may hold it, and somebody has to be told
+        assert re.search("waits until these are gone: .*Secret chat-curve", messages[kind])
     cluster.kube.collect_garbage()
     await cluster.settle()
     assert cluster.condition("Ready") == ("True", "PairsServing")

@@ -360,6 +360,7 @@ def _owner(pdd: PDDeployment) -> Owner:
 def _trouble(results: list[Result]) -> Trouble:
     return Trouble(
         foreign=_named(results, Outcome.FOREIGN),
+        leaving=_named(results, Outcome.LEAVING),
         failed=_errors(r for r in results if r.error),
         refused=_errors(r for r in results if r.error and r.error.is_refusal),
     )

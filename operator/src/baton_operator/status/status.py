@@ -34,10 +34,12 @@ from baton_operator.status.handoff import handoff_condition, handoff_status
 class Trouble:
     """What keeps reconciling from its goal: children of others, failed writes.
 
-    `refused` are those of `failed` that come back as long as spec and cluster are as they are.
+    `leaving` are being deleted, or an earlier PDDeployment of this name left them; `refused` are
+    those of `failed` that come back as long as spec and cluster are as they are.
     """
 
     foreign: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     invalid: str = ""
@@ -210,10 +212,15 @@ def _ready(
         return Condition("Ready", Truth.FALSE, *broken)
     waiting = [part for part in parts if part.status is not Truth.TRUE]
     if waiting:  # what the server refuses may be why, and people look here first
-        message = "; ".join((waiting[0].message, *trouble.refused))
+        message = "; ".join((waiting[0].message, *trouble.refused, *_to_go(trouble)))
         return Condition("Ready", Truth.FALSE, waiting[0].reason, message)
     pairs = plan.step.pairs
     return Condition("Ready", Truth.TRUE, "PairsServing", f"{pairs} pair{'s' * (pairs != 1)}")
+
+
+def _to_go(trouble: Trouble) -> list[str]:
+    """Return what must be gone before it is made again: a finalizer may hold it for ever."""
+    return [f"waits until these are gone: {', '.join(trouble.leaving)}"] if trouble.leaving else []
 
 
 def _broken(trouble: Trouble) -> tuple[str, str] | None:
