@@ -31,7 +31,9 @@ class GatewayMetrics:
             "baton_gateway_requests", "Generation requests ended", ("endpoint", "outcome")
         )
         self._refusals = factory.counter(
-            "baton_gateway_refusals", "Requests refused before a worker was touched", ("reason",)
+            "baton_gateway_refusals",
+            "Requests refused before a worker was touched; no_route: no such path or method",
+            ("reason",),
         )
         self._aborts = factory.counter(
             "baton_gateway_client_aborts", "Requests ended because of their client", ("reason",)
