@@ -23,7 +23,7 @@ from baton_worker.addresses import bindable
 from baton_worker.config import ConfigError, HandoffConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.engine.api import Handoff, KvFilled, KvInPool
-from baton_worker.engine.closing import close_all
+from baton_worker.engine.closing import close_all, closing_on_failure
 from baton_worker.handoff.address import advertised, check_advertised
 from baton_worker.handoff.api import (
     HandoffDelivered,
@@ -67,6 +67,7 @@ class ZmqKvTransport:
     """See `handoff.api.KvTransport`.
 
     Args:
+        context: for its sockets and those of `security` alone.
         places: what this process has to give as decode; None for one that takes no offers.
         owner: its KV pool, if it is shared with other processes.
     """
@@ -112,11 +113,9 @@ class ZmqKvTransport:
         self._receiver = None
         if places is not None:
             senders = Senders(security.refused, metrics.handshake_refused)
-            try:
+            with closing_on_failure() as made:  # which leaves no file behind
+                made += [self._pools.close, *self._agent_closes]
                 sockets = self._bind()
-            except ConfigError:
-                self._pools.close()  # which leaves no file behind
-                raise
             self._receiver = Receiver(
                 metrics,
                 self._listening,
@@ -209,12 +208,23 @@ class ZmqKvTransport:
         self._call(partial(self._receiver.refuse, key, code, message))
 
     def close(self) -> None:
-        """End the thread and close every socket, also behind one that fails to."""
-        self._call(partial(setattr, self, "_closing", True))
-        self._thread.join(timeout=5.0)
+        """End the thread, if it was started, and close every socket, also behind one that fails
+        to.
+        """
+        first: list[Callable[[], None]] = []
+        last: list[Callable[[], None]] = []
+        if self._thread.ident is None:  # which would close them at its end, and leave the context
+            first, last = [self._close_sockets], [partial(self._context.destroy, 0)]
+        else:
+            self._call(partial(setattr, self, "_closing", True))
+            self._thread.join(timeout=5.0)
         # Agents first: that wakes who sends to a rank that takes nothing.
-        agents = [] if self._agents is None else [self._agents.close]
-        close_all([*agents, self._pools.close, self._security.close])
+        closes = [*self._agent_closes, self._pools.close, self._security.close]
+        close_all([*first, *closes, *last])
+
+    @property
+    def _agent_closes(self) -> list[Callable[[], None]]:
+        return [] if self._agents is None else [self._agents.close]
 
     def _call(self, action: Callable[[], None]) -> None:
         self._calls.append(action)
@@ -322,11 +332,11 @@ class ZmqKvTransport:
             while not self._closing:
                 self._turn()
         finally:
-            if self._receiver is not None:
-                self._receiver.close()
-            self._sender.close()
-            if self._ways is not None:
-                self._ways.close()
+            self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        parts = (self._receiver, self._sender, self._ways)
+        close_all([part.close for part in parts if part is not None])
 
     def _turn(self) -> None:
         due_seconds = self._sender.due_seconds()

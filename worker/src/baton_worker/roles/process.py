@@ -201,11 +201,26 @@ def _announcing(
 def _assemble(
     config: ProcessConfig, role: Role, engine: StepEngine, starting: Starting
 ) -> _Assembled:
+    with closing_on_failure() as made:
+        config = with_name(config, role, starting.health.port)
+        return _joined(config, role, engine, starting, made)
+
+
+def _joined(
+    config: ProcessConfig,
+    role: Role,
+    engine: StepEngine,
+    starting: Starting,
+    made: list[Callable[[], None]],
+) -> _Assembled:
+    """Return the parts; `made` is given how those are closed that are there so far."""
     factory, health = starting.factory, starting.health
-    config = with_name(config, role, health.port)
     transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory), engine)
+    made.append(transport.close)
     info = _worker_info(config, role, engine, kv_address, health.url)
-    link = ZmqWorkerLink(config.link, info, factory)
+    link = ZmqWorkerLink(config.link, info, factory)  # opens nothing before it is started
+    tracing = build_tracing(config.tracing, f"baton-{role.label}", config.worker_id)
+    made.append(tracing.close)
     role_metrics, engine_metrics = RoleMetrics(factory), EngineMetrics(factory)
     announced = Announced(info, link.set_info)
     role_metrics.wire(MAJOR, info.wire_min, info.wire_max, info.config_hash, info.revision)
@@ -224,9 +239,7 @@ def _assemble(
         observe_load=engine_metrics.observe_load,
         on_draining=announced.set_draining,
         progress=engine.progress,
-        traces=RequestTraces(
-            build_tracing(config.tracing, f"baton-{role.label}", config.worker_id)
-        ),
+        traces=RequestTraces(tracing),
     )
     loop = WorkerLoop(parts, starting.inbox)
 
@@ -255,14 +268,16 @@ def _kv_transport(
     security = kv_security(
         config.link.curve, context, metrics.handshake_refused, takes_offers=takes_offers
     )
-    transport = ZmqKvTransport(
-        config.handoff,
-        metrics,
-        context=context,
-        security=security,
-        places=PlaceLimits.of(config, engine.load().kv_blocks_total) if takes_offers else None,
-        owner=_pool_owner(config, role, engine),
-    )
+    with closing_on_failure() as made:
+        made += [partial(context.destroy, 0), security.close]
+        transport = ZmqKvTransport(
+            config.handoff,
+            metrics,
+            context=context,
+            security=security,
+            places=PlaceLimits.of(config, engine.load().kv_blocks_total) if takes_offers else None,
+            owner=_pool_owner(config, role, engine),
+        )
     address = _KvAddress(
         transport.endpoint, security.public_key, transport.door, transport.features
     )

@@ -31,6 +31,7 @@ from baton_worker.engine.backends.device.sizing import (
     weight_bytes,
 )
 from baton_worker.engine.backends.device.warm_up import warm_up
+from baton_worker.engine.closing import closing_on_failure
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model.checkpoint import open_checkpoint
 from baton_worker.engine.model.shape import ModelShape, load_shape
@@ -186,7 +187,9 @@ def serve_from(
         log.info("memory: %s", budget.told(), extra=budget.facts())
         options = dataclasses.replace(options, n_blocks=budget.n_blocks)
     engine = _engine(model, options, clock)
-    warm_up(engine, clock)
+    with closing_on_failure() as made:
+        made.append(engine.close)
+        warm_up(engine, clock)
     return engine
 
 
