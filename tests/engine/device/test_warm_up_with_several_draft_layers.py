@@ -7,7 +7,7 @@ drafts: what is captured of such steps serves nobody.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -23,16 +23,17 @@ KINDS = 6
 """Steps of a size: greedy and sampled, without logprobs, with a token's own, with alternatives."""
 
 Start = Callable[..., DeviceEngine]
+Method = Literal["mtp", "ngram", "mtp_ngram"]
 
 
 @pytest.fixture
 def start(make_checkpoint: Callable[..., Any]) -> Start:
-    def started(n_layers: int, **limits: int) -> DeviceEngine:
+    def started(n_layers: int, method: Method = "mtp", **limits: int) -> DeviceEngine:
         made = make_checkpoint("ernie4_5", num_nextn_predict_layers=n_layers)
         sizes = {"max_model_len": 96, "max_running": 3, "prefill_chunk_tokens": 16, "kv_blocks": 40}
         config = ProcessConfig(
             model=ModelConfig(path=str(made.path)),
-            speculative=SpeculativeConfig(num_speculative_tokens=2),
+            speculative=SpeculativeConfig(method, num_speculative_tokens=2),
             engine=EngineConfig(device="gpu", dtype="float32", **(sizes | limits)),
         )
         device = NumpyDevice()
@@ -59,6 +60,19 @@ def test_no_step_is_captured_while_requests_are_served(start: Start, n_layers: i
         bench.submit(number, tuple(range(5, 15)), max_tokens=10, ignore_eos=True)
     bench.drain()
     assert engine.runner.launches.captured == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ngram", "mtp_ngram"])
+def test_steps_without_drafts_of_lookup_have_their_graphs(start: Start, method: Method) -> None:
+    engine = start(1, method, kv_blocks=80)
+    launches = engine.runner.launches
+    assert launches.kept == {1: KINDS, 2: KINDS, 3: KINDS}
+    before, bench = launches.captured, Bench(engine, Reader())
+    for number in (1, 2, 3):
+        bench.submit(number, (5, 6, 7), max_tokens=2, ignore_eos=True)
+    bench.drain()
+    assert launches.captured == before
 
 
 @pytest.mark.slow

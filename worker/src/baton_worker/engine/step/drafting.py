@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import baton_ops
-from baton_worker.engine.ngram import NgramIndex
+from baton_worker.engine.lookup import Lookup
 from baton_worker.engine.options import DraftSources
 from baton_worker.engine.output.outcome import KeptRow
 from baton_worker.engine.scheduling.batch import Batch
@@ -93,9 +93,18 @@ def look_up(
     sizes = sources.ngram
     if sizes is None or count <= 0:
         return ()
-    if request.ngrams is None:
-        request.ngrams = NgramIndex(sizes)
-    return request.ngrams.propose(request.tokens, drafts, count)
+    if request.lookup is None:
+        request.lookup = Lookup(sizes)
+    return request.lookup.propose(request.tokens, drafts, count)
+
+
+def gain_tokens(request: RequestState, n_model: int) -> float:
+    """Return how many more tokens a request may emit by what lookup will find behind its next one,
+    as it has now, behind `n_model` drafts of the MTP layer.
+    """
+    if request.lookup is None:
+        return 0.0
+    return request.lookup.gain_tokens(len(request.usable_drafts()) - n_model)
 
 
 def _scores_by_row(proposal: Proposal, k: npt.NDArray[np.int32]) -> list[DraftScores]:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.backends.device.lineup import Lineup
+from baton_worker.engine.backends.device.pace import Pace
 from baton_worker.engine.backends.device.program import Launch, Program
 from baton_worker.engine.backends.device.results import Results, Told, stride
 from baton_worker.engine.backends.device.scores import DeviceScores, draft_scores
@@ -89,6 +90,9 @@ class DeviceFlight:
         carried: whom.
         lineup: of a step that only decodes and was launched behind one under way.
         n_draft: K. use_mtp: whether the MTP layer ran.
+        pace: is told what it took.
+        behind: the end of the step before, if that carried one of those that decode here: so the
+            device had no reason to rest.
     """
 
     program: Program
@@ -99,7 +103,9 @@ class DeviceFlight:
     n_draft: int
     use_mtp: bool
     sources: DraftSources
+    pace: Pace
     lineup: Lineup | None = None
+    behind: Event | None = None
 
     def layers(self) -> Iterator[int]:
         """See `Flight.layers`."""
@@ -125,6 +131,7 @@ class DeviceFlight:
         if prompts is not None:
             failures.merge(prompts.failures)
         kept = keep_all(laid.batch, chosen)
+        self._note_pace(kept)
         advance(laid.batch, kept)
         if self.use_mtp:
             _note(failures, laid, told.flags.mtp, shape, "draft layer's hidden states")
@@ -146,8 +153,8 @@ class DeviceFlight:
         if not all(is_there):
             sampled = tuple(itertools.compress(sampled, is_there))
             at = at[np.array(is_there, np.bool_)]
-        if carried.is_ahead and self.n_draft:
-            sampled = tuple([_with_drafts(s) for s in sampled])
+        if carried.is_ahead and shape.q_len > 1:
+            sampled = tuple([_with_drafts(s, shape.q_len - 1) for s in sampled])
         starts = itertools.accumulate(shape.chunks, initial=shape.n_decoded)
         chunks = [
             (chunk, start)
@@ -157,6 +164,19 @@ class DeviceFlight:
         n_decode, nothing = sum([s.verified for s in sampled]), np.empty(0, np.int64)
         batch = Batch(nothing, (), n_decode, tuple([c for c, _ in chunks]), sampled, nothing)
         return Laid(batch, at, tuple([start for _, start in chunks]))
+
+    def _note_pace(self, kept: tuple[KeptRow, ...]) -> None:
+        """Note what it took, where it went ahead of its tokens or waited for lookup's drafts."""
+        shape, is_ahead = self.program.shape, self.carried.is_ahead
+        is_of_lookup = shape.q_len > shape.n_drafts + shape.n_known
+        if self.behind is None or self.sources.ngram is None or not kept:
+            return
+        if not shape.is_repeated or self.launch.is_first:
+            return
+        if is_ahead or is_of_lookup:
+            seconds = self.came.seconds_since(self.behind)
+            tokens_each = sum([row.row.n_tokens for row in kept]) / len(kept)
+            self.pace.note(shape.n_sampled, is_ahead, seconds, tokens_each)
 
     def _draft(self, kept: tuple[KeptRow, ...], laid: Laid, told: Told, failures: Failures) -> None:
         """Set the requests that go on up with their drafts."""
@@ -194,10 +214,11 @@ class DeviceFlight:
         ]
 
 
-def _with_drafts(sequence: FedSequence) -> FedSequence:
+def _with_drafts(sequence: FedSequence, most: int) -> FedSequence:
+    """Return a sequence with the drafts that a step which went ahead has fed: no lookup's."""
     if not sequence.verified:
         return sequence
-    return sequence._replace(drafts=sequence.request.usable_drafts())
+    return sequence._replace(drafts=sequence.request.usable_drafts()[:most])
 
 
 def _note(

@@ -63,11 +63,13 @@ class Launch(NamedTuple):
     Attributes:
         began: right before its first kernel.
         marks: behind some of its layers, where they are asked for.
+        is_first: what it took was made for it.
     """
 
     kind: LaunchKind
     began: Event
     marks: tuple[Mark, ...] = ()
+    is_first: bool = False
 
 
 class Launches:
@@ -153,7 +155,8 @@ class Program:
         device.upload(up[: flags.stop], self._uploaded)
         if self.shape.sequences and self.shape.is_repeated != is_ahead:
             self._pass_on(is_ahead)
-        if self.shape.is_repeated and self._n_runs and self._graph is None:
+        is_first = self._graph is None
+        if self.shape.is_repeated and self._n_runs and is_first:
             self._graph = device.capture(self._launch)
             self._launches.captured += 1
             self._launches.kept[self.shape.n_sampled] += 1
@@ -167,7 +170,7 @@ class Program:
             self._launch(note if is_marked else None)
         self._launches.count(kind, steps=1)
         self._n_runs += 1
-        return Launch(kind, began, tuple(marks))
+        return Launch(kind, began, tuple(marks), is_first)
 
     def _pass_on(self, is_ahead: bool) -> None:
         """Bring what sequences feed to where this step's kernels read it: a graph where a step

@@ -19,6 +19,7 @@ from baton_worker.engine.backends.device.flight import Carried, DeviceFlight, Sc
 from baton_worker.engine.backends.device.following import EngineFollowers
 from baton_worker.engine.backends.device.inputs import fill, fill_ahead
 from baton_worker.engine.backends.device.lineup import LaneInputs, Lineup, places
+from baton_worker.engine.backends.device.pace import Pace
 from baton_worker.engine.backends.device.penalties import PenaltyCounts, PenaltySlots
 from baton_worker.engine.backends.device.program import (
     N_LANES,
@@ -27,6 +28,7 @@ from baton_worker.engine.backends.device.program import (
     Program,
 )
 from baton_worker.engine.backends.device.rules import StepRules, choice_of, is_known_ahead
+from baton_worker.engine.backends.device.seam import Event
 from baton_worker.engine.backends.device.shapes import (
     Choice,
     StepShape,
@@ -40,6 +42,7 @@ from baton_worker.engine.output.snapshot import StepSnapshot
 from baton_worker.engine.scheduling.batch import Batch, FedSequence, assemble
 from baton_worker.engine.scheduling.plans import PrefillChunk, StepPlan
 from baton_worker.engine.scheduling.requests import RequestState
+from baton_worker.engine.step.drafting import gain_tokens
 from baton_worker.engine.step.failures import Failures
 from baton_worker.engine.step.in_flight import Mark
 from baton_worker.engine.step.prompt_logprobs import score_prompts
@@ -68,6 +71,8 @@ class DeviceRunner:
         self._programs = steps.programs
         self._lane = 0
         self._ahead = LaneInputs()
+        self._pace = Pace()
+        self._newest: DeviceFlight | None = None
 
     @property
     def launches(self) -> Launches:
@@ -98,10 +103,11 @@ class DeviceRunner:
         """See `AheadRunner.start_ahead`.
 
         What a prompt feeds is known; but its logprobs are taken while its step is waited for. Of
-        who decodes the device knows what such a step feeds when its drafts are all the MTP layer's,
-        and what it may not choose when that does not hang on the tokens themselves. Where half of
-        many places or more are empty, a step that waits lays the others out anew: else the last
-        request of a burst would be computed among all places that the burst had.
+        who decodes the device knows the newest token and the MTP layer's drafts, so lookup's are
+        left out unless they are worth a wait; and what it may not choose, when that does not hang
+        on the tokens themselves. Where half of many places or more are empty, a step that waits
+        lays the others out anew: else the last request of a burst would be computed among all
+        places that the burst had.
         """
         if any(map(_is_scored, plan.prefill)):
             return None
@@ -110,12 +116,14 @@ class DeviceRunner:
         before = behind.program.shape
         if self._options.n_open_tokens > 1:  # what is fed before the newest token, no kernel tells
             return None
-        if not n_draft == behind.n_draft == before.n_drafts:
+        if before.n_drafts != self._n_by_model(n_draft):
             return None
         is_known = behind.lineup is not None and behind.lineup.decode == plan.decode
         if not (is_known or all(map(is_known_ahead, plan.decode))):
             return None
         if self._is_mostly_empty(before.n_sampled, len(plan.decode)):
+            return None
+        if self._waits_for_lookup(before, plan.decode):
             return None
         if plan.prefill:
             return self._start_mixed(behind, plan, n_draft)
@@ -195,7 +203,7 @@ class DeviceRunner:
         lineup: Lineup | None = None,
     ) -> DeviceFlight:
         came = program.finish(lane)
-        return DeviceFlight(
+        self._newest = flight = DeviceFlight(
             program=program,
             lane=lane,
             launch=launch,
@@ -204,8 +212,34 @@ class DeviceRunner:
             n_draft=n_draft,
             use_mtp=self._options.use_mtp,
             sources=self._options.drafts,
+            pace=self._pace,
             lineup=lineup,
+            behind=self._end_of_newest(carried),
         )
+        return flight
+
+    def _end_of_newest(self, carried: Carried) -> Event | None:
+        """Return when the step before ends, if somebody whom it carries decodes in this one."""
+        newest = self._newest
+        if newest is None or self._options.drafts.ngram is None:
+            return None
+        there = {s.request for s in newest.carried.sampled}
+        goes_on = any(s.verified and s.request in there for s in carried.sampled)
+        return newest.came if goes_on else None
+
+    def _waits_for_lookup(self, before: StepShape, decode: Sequence[RequestState]) -> bool:
+        """Whether what lookup found behind the last step that landed makes its drafts behind the
+        one under way worth a wait.
+        """
+        if self._options.drafts.ngram is None:
+            return False
+        gain = sum([gain_tokens(request, before.n_drafts) for request in decode])
+        return self._pace.is_worth_a_wait(before.n_sampled, gain / len(decode))
+
+    def _n_by_model(self, n_draft: int) -> int:
+        """Return how many of `n_draft` drafts the MTP layer makes here."""
+        options = self._options
+        return options.drafts.model_steps(n_draft) if options.use_mtp else 0
 
     def _is_mostly_empty(self, n_places: int, count: int) -> bool:
         """Whether `count` sequences are worth one step that waits, and so has fewer places."""
@@ -233,7 +267,7 @@ class DeviceRunner:
 
     def _shape(self, batch: Batch, rules: StepRules, n_draft: int) -> StepShape:
         options = self._options
-        n_drafts = options.drafts.model_steps(n_draft) if options.use_mtp else 0
+        n_drafts = self._n_by_model(n_draft)
         last = max(int(g.first_position.max()) + g.q_len for g in batch.groups) + n_drafts
         n_complete = len(batch.sampled) - batch.n_decode
         assert [s.request for s in batch.sampled[batch.n_decode :]] == [
@@ -318,7 +352,7 @@ def _placed(
     """Return who decodes behind a flight: whose each of its places is, the sequences, and i64[*]
     their places. Their drafts say how many, not which.
     """
-    order, unknown = places(decode, behind.carried.order), (-1,) * behind.n_draft
+    order, unknown = places(decode, behind.carried.order), (-1,) * (q_len - 1)
     sampled = tuple(
         FedSequence(request, place * q_len, unknown, True)
         for place, request in enumerate(order)

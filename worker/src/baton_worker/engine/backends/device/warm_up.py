@@ -34,7 +34,8 @@ def decode_sizes(max_running: int) -> tuple[int, ...]:
 
 def warm_up(engine: DeviceEngine, clock: Callable[[], float] = time.monotonic) -> None:
     """Take decoding steps of every size, for greedy requests and for sampled ones, without
-    logprobs, with a token's own, and with alternatives.
+    logprobs, with a token's own, and with alternatives; without drafts of lookup, as steps that go
+    ahead are.
 
     Nothing of it stays in the engine: the requests run in another one over the same pool and
     runner, whose blocks hold nothing yet.
@@ -54,7 +55,10 @@ def warm_up(engine: DeviceEngine, clock: Callable[[], float] = time.monotonic) -
 
 
 def _beside(engine: DeviceEngine, clock: Callable[[], float]) -> StepEngine:
-    options = dataclasses.replace(engine.options, overlap=False, prefix_caching=False)
+    n_draft = engine.options.drafts.model_steps(engine.options.n_draft)
+    options = dataclasses.replace(
+        engine.options, n_draft=n_draft, overlap=False, prefix_caching=False
+    )
     parts = parts_of(engine.model, engine.pool, engine.runner, options)
     return StepEngine(parts, options, clock)
 

@@ -1,0 +1,67 @@
+"""Steps wait for lookup's drafts where that emits more tokens a second, by what steps took."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_worker.engine.backends.device.pace import Pace
+
+seconds = st.floats(1e-4, 1e-1)
+each = st.floats(1.0, 6.0)
+
+
+def _known(ahead_seconds: float, waited_seconds: float, tokens_each: float = 1.0) -> Pace:
+    pace = Pace()
+    for _ in range(5):
+        pace.note(4, True, ahead_seconds, tokens_each)
+        pace.note(4, False, waited_seconds, tokens_each + 1.0)
+    return pace
+
+
+@given(ahead=seconds, waited=seconds, tokens=each, gain=st.floats(0.01, 5.0))
+def test_it_is_worth_it_where_tokens_a_second_are_more(
+    ahead: float, waited: float, tokens: float, gain: float
+) -> None:
+    is_more = (tokens + gain) * ahead > tokens * waited
+    margin = abs((tokens + gain) * ahead / (tokens * waited) - 1.0)
+    if margin > 1e-9:
+        assert _known(ahead, waited, tokens).is_worth_a_wait(4, gain) == is_more
+
+
+def test_without_anything_to_gain_nothing_is_waited_for() -> None:
+    assert not _known(1.0, 1e-9).is_worth_a_wait(4, 0.0)
+    assert not Pace().is_worth_a_wait(4, 0.0)
+
+
+def test_each_kind_is_tried_of_which_nothing_is_known() -> None:
+    pace = Pace()
+    assert pace.is_worth_a_wait(4, 0.5)
+    pace.note(4, False, 1e-3, 1.5)
+    assert not pace.is_worth_a_wait(4, 0.5)
+    pace.note(4, True, 9e-4, 1.0)
+    assert pace.is_worth_a_wait(4, 0.5)
+    assert pace.is_worth_a_wait(8, 0.5), "other numbers of sequences are another matter"
+
+
+def test_one_step_behind_a_rest_changes_nothing() -> None:
+    pace = _known(1e-3, 1.2e-3)
+    pace.note(4, False, 60.0, 1.0)
+    assert pace.is_worth_a_wait(4, 0.5)
+
+
+def test_what_was_known_long_ago_is_tried_again() -> None:
+    said = [_known(1e-3, 5e-3)] * 1000
+    tried = [pace.is_worth_a_wait(4, 0.5) for pace in said]
+    runs = [len(list(run)) for worth, run in itertools.groupby(tried) if not worth]
+    assert tried.count(True) == 3
+    assert max(runs) == 256
+
+
+def test_the_newest_steps_count() -> None:
+    pace = _known(1e-3, 5e-3)
+    for _ in range(3):
+        pace.note(4, False, 1.1e-3, 1.5)
+    assert pace.is_worth_a_wait(4, 0.5)

@@ -1,0 +1,168 @@
+"""A step goes ahead without lookup's drafts, or waits for them; either way it says the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from baton_worker.engine.backends.device.pace import Pace
+from baton_worker.engine.backends.device.runner import DeviceRunner
+from baton_worker.engine.ngram import NgramSizes
+from baton_worker.engine.options import DraftSources
+from baton_worker.sampling import LogprobParams
+
+ENGINES = ("device",)
+LOOKUP = DraftSources(0, NgramSizes(1, 3))
+SOURCES = {
+    "lookup": {"n_draft": 3, "use_mtp": False, "drafts": LOOKUP},
+    "a layer's, then lookup's": {
+        "n_draft": 3,
+        "use_mtp": True,
+        "drafts": DraftSources(1, NgramSizes(1, 3)),
+    },
+    "two of a layer": {"n_draft": 5, "use_mtp": True, "drafts": DraftSources(2, NgramSizes(1, 3))},
+}
+Served = tuple[list[Any], list[int], list[int]]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each step launched, whether it went ahead."""
+    noted: list[bool] = []
+
+    def watched(name: str, is_ahead: bool) -> None:
+        plain = getattr(DeviceRunner, name)
+
+        def launch(self: Any, *given: Any) -> Any:
+            flight = plain(self, *given)
+            if flight is not None:
+                noted.append(is_ahead)
+            return flight
+
+        monkeypatch.setattr(DeviceRunner, name, launch)
+
+    watched("start", False)
+    watched("start_ahead", True)
+    return noted
+
+
+@pytest.fixture
+def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bool]], None]:
+    """Have others decide whether a wait is worth it, where there is anything to gain."""
+
+    def decided(worth: Callable[[], bool]) -> None:
+        def decision(self: Pace, sequences: int, gain: float) -> bool:
+            return gain > 0.0 and worth()
+
+        monkeypatch.setattr(Pace, "is_worth_a_wait", decision)
+
+    return decided
+
+
+def _served(bench: Any, prompts: Sequence[Any], each_step: Any = None, **more: Any) -> Served:
+    """Return what streams said, and their proposed and accepted drafts."""
+    keys = [
+        bench.submit(
+            n,
+            prompt,
+            max_tokens=12 + 5 * (n % 4),
+            seed=n,
+            temperature=(0.0, 0.0, 0.8)[n % 3],
+            logprobs_k=(-1, 0, 4)[n % 3],
+            logprobs=LogprobParams(draft_ids=n % 2 == 0, draft_logprobs=n % 2 == 0),
+            **more,
+        )
+        for n, prompt in enumerate(prompts)
+    ]
+    while bench.engine.has_work():
+        if each_step is not None:
+            each_step(bench.engine)
+        bench.step()
+    streams = [bench.reader[key] for key in keys]
+    for stream in streams:
+        assert all(a <= p for a, p in zip(stream.accepted, stream.proposed, strict=True))
+    said = [(s.tokens, s.logprobs, s.ranks, s.topk, s.finish) for s in streams]
+    bench.check_nothing_is_left()
+    return said, [sum(s.proposed) for s in streams], [sum(s.accepted) for s in streams]
+
+
+def test_where_nothing_is_found_every_step_goes_ahead(
+    make_bench: Any, make_prompts: Any, launches: list[bool]
+) -> None:
+    prompts = make_prompts(4, seed=31)
+    wanted, *_ = _served(make_bench(), prompts)
+    launches.clear()
+    never = DraftSources(0, NgramSizes(100, 100))
+    bench = make_bench(n_draft=3, use_mtp=False, drafts=never, overlap=True)
+    said, proposed, _ = _served(bench, prompts)
+    assert said == wanted
+    assert not any(proposed)
+    assert launches.count(False) == 1, "the prompts"
+
+
+@pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
+def test_where_no_wait_is_worth_it_steps_go_ahead_with_the_layers_drafts_alone(
+    make_bench: Any, make_prompts: Any, launches: list[bool], decide: Any, sources: dict[str, Any]
+) -> None:
+    prompts = make_prompts(4, seed=32)
+    wanted, by_layer, _ = _served(
+        make_bench(
+            n_draft=sources["drafts"].max_model_steps, use_mtp=sources["use_mtp"], overlap=True
+        ),
+        prompts,
+    )
+    decide(lambda: False)
+    launches.clear()
+    said, proposed, _ = _served(make_bench(overlap=True, **sources), prompts)
+    assert said == wanted
+    assert proposed == by_layer
+    assert launches.count(False) == 1, "the prompts"
+
+
+def test_text_that_repeats_itself_is_waited_for_and_its_drafts_are_right(
+    make_bench: Any, launches: list[bool]
+) -> None:
+    prompts = [tuple([7, 8, 9, 10] * 6)] * 2
+    bench = make_bench(overlap=True, **SOURCES["lookup"])
+    _, proposed, accepted = _served(bench, prompts)
+    assert min(proposed) > 0
+    assert sum(accepted) > 0
+    assert launches.count(False) > 1
+
+
+def _lives(make_bench: Any, make_prompts: Any, decide: Any, sources: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    prompts = [
+        prompt * rng.choice((1, 1, 3)) for prompt in make_prompts(6, seed=100 + seed, longest=18)
+    ]
+    limits = {"max_running": rng.choice((2, 4, 32)), "prefill_tokens": rng.choice((16, 512))}
+    wanted, *_ = _served(make_bench(**limits), prompts)
+    decide(lambda: rng.random() < 0.5)
+    changes = rng.random() < 0.3
+
+    def change(engine: Any) -> None:
+        if changes and rng.random() < 0.2:
+            engine.set_num_speculative_tokens(rng.randrange(6))
+
+    bench = make_bench(overlap=True, **sources, **limits)
+    said, *_ = _served(bench, prompts, change)
+    assert said == wanted
+
+
+@pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
+def test_any_turns_of_both_say_the_same(
+    make_bench: Any, make_prompts: Any, decide: Any, sources: dict[str, Any]
+) -> None:
+    _lives(make_bench, make_prompts, decide, sources, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
+def test_many_turns_of_both_say_the_same(
+    make_bench: Any, make_prompts: Any, decide: Any, sources: dict[str, Any], seed: int
+) -> None:
+    _lives(make_bench, make_prompts, decide, sources, seed)
