@@ -8,11 +8,14 @@ must be the same ones. On a machine without a GPU the CPU's engine is asked.
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 from baton_testing import real_model as real
 from baton_testing.gguf_folder import write_gguf_folder

@@ -162,12 +162,20 @@ def preempted(subject: Subject, wanted: Sequence[Said]) -> list[str]:
 
 
 def overlapped(subject: Subject, wanted: Sequence[Said]) -> list[str]:
-    """The next step is under way while a step's output is made."""
+    """The next step is under way while a step's output is made; drafts are the draft layer's, or
+    looked up and fed where a step waits for them.
+    """
     found: list[str] = []
-    for k in (0, max(subject.sizes.drafts)):
-        with subject.engine(max_running=24, n_draft=k, overlap=True) as engine:
+    most = max(subject.sizes.drafts)
+    looked_up = {"n_draft": most, "drafts": LOOKUP}
+    for drafts, what in (
+        ({"n_draft": 0}, "0 drafts"),
+        ({"n_draft": most}, f"{most} drafts"),
+        (looked_up, "drafts looked up"),
+    ):
+        with subject.engine(max_running=24, overlap=True, **drafts) as engine:
             said = serve(engine, subject.asks(), arriving=3)
-        found += differences(said, wanted, f"overlap, {k} drafts")
+        found += differences(said, wanted, f"overlap, {what}")
     return found
 
 
