@@ -1,6 +1,6 @@
 """Write docs/benchmarks/several-gpus.md from battery_two's JSON: every number is the run's.
 
-    python tests/gpu/page_pair.py docs/benchmarks/results/several-gpus-h100.json docs
+    python tests/gpu/page_pair.py docs/benchmarks/results/several-gpus-h200.json docs
         [--part kills=FILE ...] [--ratios FILE ...]
 
 bench_pair's own JSON does as well, and parts that it lacks may be other runs'. Draws the picture

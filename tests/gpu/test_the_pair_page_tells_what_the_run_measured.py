@@ -249,7 +249,7 @@ def test_amounts_are_told_in_units_that_people_read() -> None:
 
 def test_the_run_that_is_kept_makes_the_page_that_is_kept() -> None:
     docs = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
-    kept = json.loads((docs / "results" / "several-gpus-h100.json").read_text())
+    kept = json.loads((docs / "results" / "several-gpus-h200.json").read_text())
     assert page_pair.problems(kept) == []
     names = ("results/gpu-ratios-h100x4.json", "results/gpu-ratios-ranks-h200x4.json")
     told = [page_pair.Ratios(json.loads((docs / name).read_text()), name) for name in names]
@@ -260,11 +260,11 @@ def test_the_run_that_is_kept_makes_the_page_that_is_kept() -> None:
             ("exact", "results/exact-ways-h100x2.json"),
             ("exact", "results/exact-nixl-h100x2.json"),
             ("exact", "results/exact-helped-h100x2.json"),
-            ("kills", "results/kills-h100x2.json"),
+            ("kills", "results/kills-h200x2.json"),
             ("pull", "results/pull-h100x2.json"),
         )
     ]
-    page = page_pair.page(kept, "results/several-gpus-h100.json", ratios=told, parts=of_others)
+    page = page_pair.page(kept, "results/several-gpus-h200.json", ratios=told, parts=of_others)
     assert page == (docs / "several-gpus.md").read_text()
 
 
