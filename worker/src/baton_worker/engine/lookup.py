@@ -40,7 +40,11 @@ class Lookup:
         there will be nothing to find. Each draft counts only if those before it are right, and is
         taken to be as often as a first one.
         """
-        return sum(self._share_right ** (place + 1) for place in range(1, count + 1))
+        gain, right = 0.0, self._share_right
+        for _ in range(count):
+            right *= self._share_right
+            gain += right
+        return gain
 
     def _judge(self, tokens: Sequence[int]) -> None:
         """Take the first draft for wrong, too, where one before it was."""
