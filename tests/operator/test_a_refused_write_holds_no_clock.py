@@ -48,7 +48,8 @@ class Operator:
 async def operator():
     operator = Operator()
     rollout = {"progressDeadlineSeconds": DEADLINE_SECONDS}
-    operator.queue.add(await operator.cluster.create(rollout=rollout))
+    roles = [{"name": "prefill"}, {"name": "decode", "scaling": {"mode": "External", "max": 9}}]
+    operator.queue.add(await operator.cluster.create(rollout=rollout, roles=roles))
     await operator.run(20)
     assert operator.cluster.condition("Ready")[0] == "True"
     return operator
@@ -71,12 +72,29 @@ def refuse_budgets(operator, monkeypatch):
     return attempts
 
 
-@pytest.mark.parametrize("is_refused", [False, True], ids=["written", "refused"])
-async def test_a_deadline_runs_as_long_while_a_child_is_refused(operator, monkeypatch, is_refused):
+def refuse_scalers(operator, monkeypatch):
+    """Let a webhook refuse every status of a scaler, of which one is due, from now on."""
+    kube = operator.cluster.kube
+    merge = kube.merge
+
+    async def refusing(kind, namespace, name, patch, subresource=""):
+        if kind is api.SCALER:
+            raise ApiError(403, "Forbidden", "admission webhook denied the request")
+        return await merge(kind, namespace, name, patch, subresource)
+
+    monkeypatch.setattr(kube, "merge", refusing)
+    kube.edit(api.SCALER, "chat-decode", {"spec": {"replicas": 3}}, "hpa", "scale")
+
+
+REFUSALS = {"written": None, "a budget": refuse_budgets, "a scaler's status": refuse_scalers}
+
+
+@pytest.mark.parametrize("refuse", REFUSALS.values(), ids=REFUSALS.keys())
+async def test_a_deadline_runs_as_long_while_something_is_refused(operator, monkeypatch, refuse):
     cluster = operator.cluster
     old = cluster.status()["currentRevision"]
-    if is_refused:
-        refuse_budgets(operator, monkeypatch)
+    if refuse is not None:
+        refuse(operator, monkeypatch)
         await operator.run(300)
     cluster.change(image="broken:1")
     operator.queue.add(ObjectKey("ns", "chat"))

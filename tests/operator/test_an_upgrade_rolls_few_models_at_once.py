@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from baton_operator.children import revision
+from baton_operator.children.apply import WriteFailed
 from baton_operator.cluster import api
 from baton_operator.models import ObjectKey
 from baton_operator.reconciling.upgrades import LOOK_SECONDS
 from baton_testing.fake_kube import Cluster
 
 NAMES = ("a", "b", "c", "d")
+EXTERNAL = [{"name": "prefill"}, {"name": "decode", "scaling": {"mode": "External", "max": 9}}]
 
 
 class Fleet:
@@ -22,9 +25,9 @@ class Fleet:
         self.cluster = Cluster(upgrade_models=limit)
         self.monkeypatch = monkeypatch
 
-    async def begin(self):
+    async def begin(self, **spec):
         for name in NAMES:
-            await self.cluster.create(name)
+            await self.cluster.create(name, **spec)
             await self.cluster.settle(name)
         self.old = self.updates()
 
@@ -102,6 +105,28 @@ async def test_the_end_of_a_rollout_wakes_the_next(fleet):
     await fleet.look()
     fleet.cluster.woken.clear()
     await fleet.cluster.settle("a")
+    assert fleet.cluster.woken == [ObjectKey("ns", "b")]
+
+
+async def test_a_model_whose_scalers_status_is_refused_holds_nobody(fleet, monkeypatch):
+    await fleet.begin(roles=EXTERNAL)
+    await fleet.upgrade()
+    await fleet.look()
+    merge = fleet.cluster.kube.merge
+
+    async def refused(kind, namespace, name, *words):
+        if kind is api.SCALER:
+            raise api.ApiError(403, "Forbidden", "admission webhook denied the request")
+        return await merge(kind, namespace, name, *words)
+
+    monkeypatch.setattr(fleet.cluster.kube, "merge", refused)
+    fleet.cluster.kube.edit(api.SCALER, "a-decode", {"spec": {"replicas": 3}}, "hpa", "scale")
+    fleet.cluster.woken.clear()
+    for _ in range(20):
+        with contextlib.suppress(WriteFailed, api.ApiError):
+            await fleet.cluster.reconcile("a")
+        fleet.cluster.follow()
+    assert fleet.cluster.status("a")["currentRevision"] == fleet.updates()["a"] != fleet.old["a"]
     assert fleet.cluster.woken == [ObjectKey("ns", "b")]
 
 

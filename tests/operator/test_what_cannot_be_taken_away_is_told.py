@@ -136,20 +136,59 @@ async def test_a_workload_that_is_gone_by_the_time_it_is_scaled_is_no_trouble(cl
     assert cluster.condition("Stalled")[0] == "False"
 
 
-async def test_a_scaler_whose_status_is_refused_hides_nothing_of_the_object(cluster):
+async def with_scaler(cluster):
+    """Roll, and scale decode from outside from now on."""
     cluster.change(
         roles=[{"name": "prefill"}, {"name": "decode", "scaling": {"mode": "External"}}],
         image="worker:2",
     )
     await cluster.reconcile()
     await cluster.pump()
+
+
+async def test_a_scaler_whose_status_is_refused_hides_nothing_of_the_object(cluster):
+    await with_scaler(cluster)
     cluster.kube.fault("patch", api.SCALER, REFUSAL, "chat-decode")
     cluster.follow()
-    with pytest.raises(ApiError, match="403"):
+    with pytest.raises(WriteFailed, match="403"):
         await cluster.reconcile()
     ready = cluster.condition("PrefillReady")
+    assert cluster.condition("Stalled") == ("True", "WriteFailed")
+    assert f"PDRoleScaler chat-decode: 403 Forbidden: {WEBHOOK}" in told(cluster, "Stalled")
+    assert cluster.applied["PDRoleScaler", "failed"] == 1
     cluster.kube.fault("patch", api.SCALER, REFUSAL, "chat-decode")
     cluster.follow(ready=False)
-    with pytest.raises(ApiError, match="403"):
+    with pytest.raises(WriteFailed, match="403"):
         await cluster.reconcile()
     assert (ready[0], cluster.condition("PrefillReady")[0]) == ("True", "False")
+    await cluster.settle()
+    assert cluster.condition("Stalled")[0] == "False"
+
+
+def ask_for_two(cluster):
+    """Have an autoscaler ask for what the scaler does not say yet that it got."""
+    patch = {"spec": {"replicas": 2}}
+    cluster.kube.edit(api.SCALER, "chat-decode", patch, "hpa", "scale")
+
+
+async def test_a_scaler_that_is_gone_by_the_time_it_is_told_is_no_trouble(cluster):
+    await with_scaler(cluster)
+    ask_for_two(cluster)
+    cluster.kube.fault("patch", api.SCALER, ApiError(404, "NotFound", "gone"), "chat-decode")
+    await cluster.reconcile()
+    assert not cluster.kube.faults
+    assert cluster.condition("Stalled")[0] == "False"
+
+
+async def test_a_server_that_asks_a_scalers_status_to_wait_is_left_alone(cluster):
+    await with_scaler(cluster)
+    ask_for_two(cluster)
+    cluster.kube.fault("patch", api.SCALER, Throttled(429, "later", 7.0), "chat-decode")
+    cluster.follow(ready=False)
+    with pytest.raises(Throttled) as caught:
+        await cluster.reconcile()
+    assert caught.value.retry_after_seconds == 7.0
+    assert cluster.condition("PrefillReady")[0] == "False", "the object's own status is told"
+    assert cluster.condition("Reconciling")[1] != "WriteFailed"
+    await cluster.settle()
+    assert cluster.kube.find(api.SCALER, "chat-decode")["status"]["desired"] == 2

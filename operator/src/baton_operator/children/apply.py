@@ -33,6 +33,7 @@ from baton_operator.cluster.api import (
     ApiError,
     Conflict,
     Created,
+    Json,
     Kind,
     KubeApi,
     NamespaceEnds,
@@ -200,16 +201,32 @@ class Applier:
         return None
 
     async def scale(self, owner: ObjectKey, child: Child, replicas: int) -> list[Result]:
-        """Give a Deployment whose manifest nobody knows other replicas; return it if that fails.
-
-        One that is gone is no failure: the watch tells of it.
-        """
+        """Give a Deployment whose manifest nobody knows other replicas; return it if that fails."""
         patch = {"metadata": {"uid": child.uid}, "spec": {"replicas": replicas}}
+        return await self._patch(owner, "scale", DEPLOYMENT, child.name, patch)
+
+    async def tell(self, owner: ObjectKey, name: str, status: Json) -> list[Result]:
+        """Write the status of a scaler; return that if it fails."""
+        return await self._patch(owner, "tell", SCALER, name, {"status": status}, "status")
+
+    async def _patch(
+        self,
+        owner: ObjectKey,
+        verb: str,
+        kind: Kind,
+        name: str,
+        patch: Json,
+        subresource: str = "",
+    ) -> list[Result]:
+        """Change a child that is there; one that is gone is no failure: the watch tells of it."""
         try:
-            await self._kube.merge(DEPLOYMENT, owner.namespace, child.name, patch)
+            await self._kube.merge(kind, owner.namespace, name, patch, subresource)
         except ApiError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                return [_failed(owner, ChildId(DEPLOYMENT.kind, child.name), "scale", error)]
+            if error.status == HTTPStatus.NOT_FOUND:
+                return []
+            failed = _failed(owner, ChildId(kind.kind, name), verb, error)
+            self._count(failed.child.kind, failed.outcome)
+            return [failed]
         return []
 
     async def _one(self, owner: ObjectKey, uid: str, desired: DesiredChild) -> Result:

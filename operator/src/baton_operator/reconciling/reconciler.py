@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,17 +45,16 @@ from baton_operator.models.placement import has_ways
 from baton_operator.names import WORKER_ROLES, gateway
 from baton_operator.planning.plan import Facts, Plan, Turn, make_plan
 from baton_operator.pods.telemetry import Telemetry
+from baton_operator.reconciling.outcomes import retry_in, trouble_of
 from baton_operator.reconciling.scale_in import PodProbe, mark_victims, shrinks
 from baton_operator.reconciling.upgrades import LOOK_SECONDS, Upgrades
 from baton_operator.status import events
 from baton_operator.status.events import Notice
 from baton_operator.status.report import Reporter
-from baton_operator.status.status import Trouble, read_asked, read_memory
+from baton_operator.status.scalers import scaler_statuses
+from baton_operator.status.status import read_asked, read_memory
 
 log = logging.getLogger(__name__)
-
-_LEAVING_RETRY_SECONDS = 1.0
-_FOREIGN_RETRY_SECONDS = 30.0
 
 FORGOTTEN = math.inf
 """Seconds until the next pass over an object that does not exist."""
@@ -212,19 +211,29 @@ class Reconciler:
     async def _report(self, decision: _Decision, results: list[Result]) -> float | None:
         """Report what is there after the writes; return when to look again, or None."""
         pdd, plan, seen = decision.pdd, decision.plan, decision.seen
-        telemetry, trouble = self._tools.telemetry, _trouble(results)
+        telemetry = self._tools.telemetry
         if self._has_news(seen, pdd.key):
             seen = self._observe(pdd)
+        results = results + await self._tell_scalers(pdd, plan, seen)
+        trouble = trouble_of(results)
         is_watched = has_ways(pdd.spec.placement, pdd.spec.handoff)
         ask_in = telemetry.refresh(pdd.key, seen.pods, has_ways=is_watched)
         sample = telemetry.sample(pdd.key, seen.pods)
         wait = await self._tools.reporter.report(pdd, plan, seen, trouble, sample)
         self._tools.upgrades.passed(pdd.key)
+        pause_if_asked(results)
         if trouble.failed:
             # Who tries ever more seldom is no reason that a deadline runs ever more slowly.
             raise WriteFailed("; ".join(trouble.failed), _soonest(wait, plan.look_in))
         turn_in = LOOK_SECONDS if plan.turn.why else None
-        return _soonest(wait, plan.look_in, turn_in, ask_in, _retry_in(results))
+        return _soonest(wait, plan.look_in, turn_in, ask_in, retry_in(results))
+
+    async def _tell_scalers(self, pdd: PDDeployment, plan: Plan, seen: Observed) -> list[Result]:
+        """Write what scalers do not say yet; return what failed, which hides nothing else."""
+        failed: list[Result] = []
+        for name, status in scaler_statuses(pdd, plan, seen):
+            failed += await self._tools.applier.tell(pdd.key, name, status)
+        return failed
 
     def _observe(self, pdd: PDDeployment) -> Observed:
         return observe(self._tools.children, pdd.key, pdd.uid, self._tools.now())
@@ -357,15 +366,6 @@ def _owner(pdd: PDDeployment) -> Owner:
     return Owner(pdd.key.namespace, pdd.key.name, pdd.uid)
 
 
-def _trouble(results: list[Result]) -> Trouble:
-    return Trouble(
-        foreign=_named(results, Outcome.FOREIGN),
-        leaving=_named(results, Outcome.LEAVING),
-        failed=_errors(r for r in results if r.error),
-        refused=_errors(r for r in results if r.error and r.error.is_refusal),
-    )
-
-
 def _outdated_files(
     name: str, seen: Observed, desired: Desired, results: list[Result]
 ) -> list[Unwanted]:
@@ -378,21 +378,6 @@ def _outdated_files(
         return []
     kept = {child.name for child in desired.hashes}
     return [Unwanted(CONFIG_MAP, file) for file in seen.gateway_files if file.name not in kept]
-
-
-def _errors(results: Iterable[Result]) -> tuple[str, ...]:
-    return tuple(f"{r.child.kind} {r.child.name}: {r.error}" for r in results)
-
-
-def _named(results: list[Result], outcome: Outcome) -> tuple[str, ...]:
-    return tuple(f"{r.child.kind} {r.child.name}" for r in results if r.outcome is outcome)
-
-
-def _retry_in(results: list[Result]) -> float | None:
-    outcomes = {result.outcome for result in results}
-    if Outcome.LEAVING in outcomes:
-        return _LEAVING_RETRY_SECONDS
-    return _FOREIGN_RETRY_SECONDS if Outcome.FOREIGN in outcomes else None
 
 
 def _soonest(*waits: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""What the API shows of a pass: status of the PDDeployment and its scalers, and Events.
+"""What the API shows of a pass: status of the PDDeployment, and Events.
 
 Written only when something changed; counts alone at most once an interval, so that a rollout of a
 hundred pods is not a hundred writes.
@@ -11,16 +11,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from baton_operator.children.resources.meta import selector_labels
-from baton_operator.cluster.api import PD_DEPLOYMENT, SCALER, KubeApi
+from baton_operator.cluster.api import PD_DEPLOYMENT, KubeApi
 from baton_operator.cluster.observe import Observed
 from baton_operator.cluster.parents import Invalid, ParentStore
-from baton_operator.cluster.partial_objects import ScalerView
 from baton_operator.models import ObjectKey, PDDeployment
-from baton_operator.models.placement import pod_roles
-from baton_operator.names import Role, of_role
 from baton_operator.planning.plan import Plan
-from baton_operator.planning.scaling import Scaled
 from baton_operator.pods.samples import Sample
 from baton_operator.status import events
 from baton_operator.status.status import Trouble, deployment_status, invalid_status
@@ -56,17 +51,9 @@ class Reporter:
     async def report(
         self, pdd: PDDeployment, plan: Plan, seen: Observed, trouble: Trouble, sample: Sample
     ) -> float | None:
-        """Write what changed; return seconds until a held-back write is due, or None.
-
-        The object's own comes first: a scaler that cannot be written hides nothing of it.
-        """
+        """Write what changed; return seconds until a held-back write is due, or None."""
         now = self._now()
         status = deployment_status(pdd, plan, seen, trouble, sample, now)
-        wait = await self._object(pdd, status, now)
-        await self._scalers(pdd, plan, seen)
-        return wait
-
-    async def _object(self, pdd: PDDeployment, status: Json, now: float) -> float | None:
         patch = merge_patch(pdd.status, status)
         if not patch:
             return None
@@ -96,23 +83,6 @@ class Reporter:
         answer = await self._kube.merge(PD_DEPLOYMENT, key.namespace, key.name, body, "status")
         self._written_at[key] = self._clock()
         self._parents.seen(answer, is_event=False)
-
-    async def _scalers(self, pdd: PDDeployment, plan: Plan, seen: Observed) -> None:
-        existing = seen.existing()
-        for role in pod_roles(pdd.spec.placement):
-            of = Role.PREFILL if role is Role.PAIR else role
-            scaler = seen.scaler(of)
-            if scaler is None or of not in plan.asked:
-                continue
-            scaled = plan.scaling.decode if of is Role.DECODE else plan.scaling.prefill
-            status = _scaler_status(
-                pdd.key.name, role, existing.of(role), plan.target.of(role), scaled
-            )
-            if status != _written(scaler):
-                name = of_role(pdd.key.name, role)
-                await self._kube.merge(
-                    SCALER, pdd.key.namespace, name, {"status": status}, "status"
-                )
 
 
 def merge_patch(old: Json, new: Json) -> Json:
@@ -145,22 +115,3 @@ def _is_urgent(old: Json, new: Json) -> bool:
 def _truths(status: Json, types: tuple[str, ...]) -> dict[str, str]:
     conditions = status.get("conditions") or []
     return {c["type"]: c["status"] for c in conditions if c["type"] in types}
-
-
-def _scaler_status(name: str, role: Role, existing: int, target: int, scaled: Scaled) -> Json:
-    labels = selector_labels(name, role)
-    return {
-        "replicas": existing,
-        "desired": target,
-        "selector": ",".join(f"{key}={value}" for key, value in labels.items()),
-        "clampedBy": scaled.clamped_by.value,
-    }
-
-
-def _written(scaler: ScalerView) -> Json:
-    return {
-        "replicas": scaler.replicas,
-        "desired": scaler.desired,
-        "selector": scaler.selector,
-        "clampedBy": scaler.clamped_by,
-    }
