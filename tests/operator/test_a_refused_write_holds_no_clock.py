@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from baton_operator.cluster import api
 from baton_operator.cluster.api import ApiError
-from baton_operator.metrics import OperatorMetrics
 from baton_operator.models import ObjectKey
-from baton_operator.reconciling.controller import Controller, enqueue, run_one
-from baton_operator.reconciling.work_queue import WorkQueue
-from baton_operator.settings import Settings
-from baton_testing.clocks import LoopClock
-from baton_testing.fake_kube import Cluster
+from baton_testing.queued_operator import QueuedOperator
 
 DEADLINE_SECONDS = 60
 
 
-class Operator:
-    """A cluster whose passes are those that queue and watches ask for, second after second."""
-
-    def __init__(self):
-        self.cluster = Cluster()
-        self.clock = LoopClock(self.cluster.now)
-        metrics = OperatorMetrics(CollectorRegistry())
-        self.queue = WorkQueue(self.clock)
-        self.controller = Controller(self.queue, self.cluster.reconciler, (), metrics, Settings())
-
-    async def run(self, seconds):
-        """Let time pass."""
-        for _ in range(seconds):
-            self.cluster.now += 1
-            self.clock.advance(1)
-            self.cluster.follow()
-            await self.cluster.pump()
-            for owner, change in self.cluster.changes:
-                enqueue(self.queue, owner, change)
-            self.cluster.changes.clear()
-            while self.queue.depth:
-                key = await self.queue.get()
-                await run_one(self.controller, key)
-                self.queue.done(key)
-
-
 @pytest.fixture
 async def operator():
-    operator = Operator()
+    operator = QueuedOperator()
     rollout = {"progressDeadlineSeconds": DEADLINE_SECONDS}
     roles = [{"name": "prefill"}, {"name": "decode", "scaling": {"mode": "External", "max": 9}}]
     operator.queue.add(await operator.cluster.create(rollout=rollout, roles=roles))

@@ -101,6 +101,7 @@ async def run_operator(settings: Settings) -> None:
             upgrades=Upgrades(parents, settings.upgrade_models, queue.add),
             make_pair=make_pair,
             now=time.time,
+            clock=time.monotonic,
         )
         operator = Operator(settings, kube, tools, queue, vitals)
         try:

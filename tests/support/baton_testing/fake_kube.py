@@ -430,6 +430,7 @@ class Cluster:
             upgrades=Upgrades(self.parents, self.upgrade_models, self.woken.append),
             make_pair=lambda: KeyPair(f"public-{next(numbers)}", f"secret-{next(numbers)}"),
             now=lambda: self.now,
+            clock=lambda: self.now,
         )
         self.reconciler = Reconciler(self.tools, self.apis)
         self.reflectors = [

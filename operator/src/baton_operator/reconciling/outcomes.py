@@ -1,15 +1,17 @@
-"""What the results of a pass's writes mean: what its status tells, and when to look again. Pure."""
+"""What the results of a pass's writes mean: what its status tells, and when to look again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from baton_operator.children.apply import Outcome, Result
 from baton_operator.cluster.api import Throttled
+from baton_operator.cluster.store import ChildId
+from baton_operator.models import ObjectKey
 from baton_operator.status.status import Trouble
 
-_LEAVING_RETRY_SECONDS = 1.0
-_FOREIGN_RETRY_SECONDS = 30.0
+_SOONEST_LOOK_SECONDS = 1.0
+_LATEST_LOOK_SECONDS = 30.0
 
 
 def trouble_of(results: list[Result]) -> Trouble:
@@ -23,12 +25,32 @@ def trouble_of(results: list[Result]) -> Trouble:
     )
 
 
-def retry_in(results: list[Result]) -> float | None:
-    """Return when to look again at what others hold, or None; nothing need tell of its end."""
-    outcomes = {result.outcome for result in results}
-    if Outcome.LEAVING in outcomes:
-        return _LEAVING_RETRY_SECONDS
-    return _FOREIGN_RETRY_SECONDS if Outcome.FOREIGN in outcomes else None
+class Patience:
+    """When to look again at names that others have: no watch need tell that one is free.
+
+    What is on its way out is mostly gone within a second, and stays for ever where somebody's
+    finalizer holds it: the next look is due when it has been waited for as long again. `clock`
+    gives seconds that nobody sets.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: dict[ObjectKey, dict[ChildId, float]] = {}
+
+    def look_in(self, key: ObjectKey, results: list[Result]) -> float | None:
+        """Return seconds until the next look that a pass of these results asks for, or None."""
+        now, known = self._clock(), self._since.pop(key, {})
+        leaving = [result.child for result in results if result.outcome is Outcome.LEAVING]
+        if leaving:
+            since = self._since[key] = {child: known.get(child, now) for child in leaving}
+            waited = now - max(since.values())
+            return min(max(_SOONEST_LOOK_SECONDS, waited), _LATEST_LOOK_SECONDS)
+        is_foreign = any(result.outcome is Outcome.FOREIGN for result in results)
+        return _LATEST_LOOK_SECONDS if is_foreign else None
+
+    def forget(self, key: ObjectKey) -> None:
+        """Forget an object that is gone."""
+        self._since.pop(key, None)
 
 
 def _errors(results: Iterable[Result]) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ from baton_operator.models.placement import has_ways
 from baton_operator.names import WORKER_ROLES, gateway
 from baton_operator.planning.plan import Facts, Plan, Turn, make_plan
 from baton_operator.pods.telemetry import Telemetry
-from baton_operator.reconciling.outcomes import retry_in, trouble_of
+from baton_operator.reconciling.outcomes import Patience, trouble_of
 from baton_operator.reconciling.scale_in import PodProbe, mark_victims, shrinks
 from baton_operator.reconciling.upgrades import LOOK_SECONDS, Upgrades
 from baton_operator.status import events
@@ -62,7 +62,7 @@ FORGOTTEN = math.inf
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a pass works with."""
+    """What a pass works with; `now` is unix seconds, `clock` seconds that nobody sets."""
 
     kube: KubeApi
     parents: ParentStore
@@ -75,6 +75,7 @@ class Tools:
     upgrades: Upgrades
     make_pair: Callable[[], KeyPair]
     now: Callable[[], float]
+    clock: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Reconciler:
         self._renderer = Renderer(RenderContext(apis, tools.make_pair, operator_namespace))
         self._ending: dict[ObjectKey, str] = {}
         """The uid of each object whose namespace is being deleted."""
+        self._patience = Patience(tools.clock)
 
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Run one pass; return seconds until the next one without an event, or None.
@@ -222,11 +224,12 @@ class Reconciler:
         wait = await self._tools.reporter.report(pdd, plan, seen, trouble, sample)
         self._tools.upgrades.passed(pdd.key)
         pause_if_asked(results)
+        free_in = self._patience.look_in(pdd.key, results)
         if trouble.failed:
             # Who tries ever more seldom is no reason that a deadline runs ever more slowly.
             raise WriteFailed("; ".join(trouble.failed), _soonest(wait, plan.look_in))
         turn_in = LOOK_SECONDS if plan.turn.why else None
-        return _soonest(wait, plan.look_in, turn_in, ask_in, retry_in(results))
+        return _soonest(wait, plan.look_in, turn_in, ask_in, free_in)
 
     async def _tell_scalers(self, pdd: PDDeployment, plan: Plan, seen: Observed) -> list[Result]:
         """Write what scalers do not say yet; return what failed, which hides nothing else."""
@@ -310,6 +313,7 @@ class Reconciler:
 
     def _forget(self, key: ObjectKey) -> None:
         self._ending.pop(key, None)
+        self._patience.forget(key)
         self._renderer.forget(key)
         self._tools.records.forget(key)
         self._tools.reporter.forget(key)
