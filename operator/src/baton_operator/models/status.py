@@ -140,8 +140,9 @@ class PDDeploymentStatus(Model, frozen=True):
     observed_generation: Annotated[int, about("Generation of the spec that was acted on.")] = 0
     current_revision: Annotated[
         str,
-        about("Revision that serves: the last one that was rolled out fully, until the next one "
-              "is. A rollback returns to it; absent or empty before the first.",
+        about("Revision that a rollback returns to: the last one that was rolled out fully, until "
+              "the next one is. Before the first, one that serves pairs while another is rolled "
+              "to; absent or empty without either.",
               max_length=63),
     ] = ""  # fmt: skip
     update_revision: Annotated[

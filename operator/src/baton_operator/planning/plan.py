@@ -88,7 +88,7 @@ class Plan:
     Attributes:
         update: the revision that the spec names.
         goal: the revision to aim at: `update`, or the one to fall back to.
-        current: the last revision that was rolled out fully, after this step.
+        current: the revision that a rollback returns to, after this step; see `_current`.
         gateway: the revision that the gateways shall be of.
         retired: revisions that nothing needs any more.
         look_in: seconds until the deadline, or gateways that leave, need another look; None when
