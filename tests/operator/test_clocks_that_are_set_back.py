@@ -27,7 +27,7 @@ async def test_counts_are_written_in_their_interval():
     """An object's counts change, the clock goes back by an hour, and they change again."""
     watch = Watch()
 
-    cluster = Cluster(status_seconds=1.0, status_clock=watch)
+    cluster = Cluster(status_seconds=1.0, clock=watch)
     await cluster.create()
     await cluster.settle()
     before = cluster.status()
@@ -43,7 +43,7 @@ async def test_counts_are_written_in_their_interval():
 
 async def test_the_first_status_of_a_young_machine_is_written_at_once():
     """A clock that counts from the start of the machine may say less than the interval."""
-    cluster = Cluster(status_seconds=30.0, status_clock=Watch())
+    cluster = Cluster(status_seconds=30.0, clock=Watch())
     await cluster.create()
     await cluster.settle()
     assert cluster.status()["conditions"]

@@ -8,8 +8,16 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from baton_operator.cluster.observe import GRACE_ALLOWANCE_SECONDS, Observed, PodRef
+from baton_operator.cluster.api import POD
+from baton_operator.cluster.observe import (
+    GRACE_ALLOWANCE_SECONDS,
+    Observed,
+    PodRef,
+    observe,
+)
 from baton_operator.cluster.partial_objects import PodView, Workload, child_of, decode_partial
+from baton_operator.cluster.store import ChildStore
+from baton_operator.models import ObjectKey
 from baton_operator.planning.deadline import Waited
 from baton_operator.planning.gateways import Gateways
 from baton_operator.planning.pairs import Counts, served_pairs
@@ -18,19 +26,21 @@ from baton_operator.status.conditions import timestamp
 from baton_testing.rollout_fleet import Fleet, make_spec
 
 NOW = 1_800_000_000.0
-GRACE_ENDS_AT = NOW + 620
-GIVEN_UP_AT = GRACE_ENDS_AT + GRACE_ALLOWANCE_SECONDS
+GRACE_SECONDS = 620
+GRACE_ENDS_AT = NOW + GRACE_SECONDS
+WAIT_SECONDS = GRACE_SECONDS + GRACE_ALLOWANCE_SECONDS
 
 
-def pod(*, role="gateway", template="new", leaves=False, is_ready=True, has_ended=False):
-    grace_ends_at = GRACE_ENDS_AT if leaves else 0.0
-    view = PodView(is_ready, leaves, "", "", "", None, template, grace_ends_at, has_ended)
-    return PodRef("some-pod", role, "new", view)
+def pod(*, role="gateway", template="new", leaves=False, is_ready=True, has_ended=False, wait=None):
+    grace = (GRACE_ENDS_AT, GRACE_SECONDS) if leaves else (0.0, 0)
+    view = PodView(is_ready, leaves, "", "", "", None, template, *grace, has_ended)
+    wait = WAIT_SECONDS if wait is None else wait
+    return PodRef("some-pod", role, "new", view, wait if leaves else 0.0)
 
 
-def seen(*pods, updated=2, at=NOW):
+def seen(*pods, updated=2):
     gateway = Workload(desired=2, existing=2, ready=2, updated=updated)
-    return Observed(gateway=gateway, gateway_revision="new", pods=(pod(), pod(), *pods), at=at)
+    return Observed(gateway=gateway, gateway_revision="new", pods=(pod(), pod(), *pods))
 
 
 def old(**how):
@@ -47,19 +57,13 @@ def test_gateways_have_come_when_every_pod_is_new():
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "unready, as from SIGTERM on"])
 def test_one_that_leaves_is_waited_for_to_its_end_though_its_deployment_counts_it_no_more(is_ready):
     gateways = seen(old(is_ready=is_ready)).gateways
-    assert gateways == Gateways("new", is_rolled=True, others_leave_by=GIVEN_UP_AT)
+    assert gateways == Gateways("new", is_rolled=True, others_leave_in=WAIT_SECONDS)
     assert not gateways.are_one
 
 
 def test_the_last_of_several_is_waited_for():
-    later = old()
-    later = later._replace(view=PodView(*[*astuple(later.view)[:-2], GRACE_ENDS_AT + 5, False]))
-    gateways = seen(old(), later, old()).gateways
-    assert gateways.others_leave_by == GIVEN_UP_AT + 5
-
-
-def astuple(view):
-    return tuple(getattr(view, name) for name in view.__struct_fields__)
+    gateways = seen(old(), old(wait=WAIT_SECONDS + 5), old()).gateways
+    assert gateways.others_leave_in == WAIT_SECONDS + 5
 
 
 @pytest.mark.parametrize(
@@ -84,8 +88,10 @@ def test_nobody_waits_for_what_needs_no_old_worker(other):
 
 
 def test_one_that_outlives_its_grace_is_on_a_lost_node_and_is_waited_for_no_more():
-    assert not seen(old(), at=GIVEN_UP_AT - 1).gateways.are_one
-    assert seen(old(), at=GIVEN_UP_AT).gateways == Gateways("new", is_rolled=True)
+    assert not seen(old(wait=1.0)).gateways.are_one
+    for wait in (0.0, -1.0):
+        assert seen(old(wait=wait)).gateways == Gateways("new", is_rolled=True)
+        assert not seen(old(wait=wait)).gateways_leave_by
 
 
 def test_a_deployments_counts_may_come_before_its_pods_are_known_to_leave():
@@ -101,13 +107,78 @@ def test_the_end_of_a_pods_grace_is_read_from_the_wire(phase, has_ended):
         "name": "tiny-gateway-x", "namespace": "ns",
         "labels": {"pod-template-hash": "abc", "baton.dev/role": "gateway"},
         "deletionTimestamp": timestamp(GRACE_ENDS_AT),
+        "deletionGracePeriodSeconds": GRACE_SECONDS,
     }  # fmt: skip
     body = {"metadata": metadata, "status": {"phase": phase}}
     view = child_of(decode_partial(json.dumps(body).encode()), "Pod").view
     assert (view.is_deleting, view.template, view.has_ended) == (True, "abc", has_ended)
+    assert view.grace_seconds == GRACE_SECONDS
     assert datetime.fromtimestamp(view.grace_ends_at, UTC) == datetime.fromtimestamp(
         GRACE_ENDS_AT, UTC
     )
+
+
+OWNER = ObjectKey("ns", "tiny")
+
+
+class Watched:
+    """What a process knows of one pod by its watch, and seconds that nobody sets."""
+
+    def __init__(self):
+        self.seconds = 5.0
+        self.version = 0
+        self.store = ChildStore(lambda: self.seconds)
+
+    def tell(self, grace_seconds=None, uid="a", phase="Running"):
+        """Tell of the pod, which is deleted with a grace, or is not."""
+        self.version += 1
+        metadata = {
+            "name": "tiny-gateway-x", "namespace": "ns", "uid": uid,
+            "resourceVersion": str(self.version),
+        }  # fmt: skip
+        if grace_seconds is not None:
+            metadata["deletionTimestamp"] = timestamp(NOW + grace_seconds)
+            metadata["deletionGracePeriodSeconds"] = grace_seconds
+        body = {"metadata": metadata, "status": {"phase": phase}}
+        child = child_of(decode_partial(json.dumps(body).encode()), "Pod")
+        self.store.observed(OWNER, POD, child)
+
+    @property
+    def wait_seconds(self):
+        (pod,) = observe(self.store, OWNER, "").pods
+        return pod.wait_seconds
+
+
+@pytest.fixture
+def watched():
+    return Watched()
+
+
+def test_the_grace_is_counted_from_when_its_pod_was_first_known_to_leave(watched):
+    watched.tell()
+    assert watched.wait_seconds == 0
+    watched.seconds += 50
+    watched.tell(GRACE_SECONDS)
+    assert watched.wait_seconds == WAIT_SECONDS
+    watched.seconds += 50
+    watched.tell(GRACE_SECONDS, phase="Failed")
+    assert watched.wait_seconds == WAIT_SECONDS - 50
+    watched.seconds += WAIT_SECONDS
+    assert watched.wait_seconds == -50
+
+
+def test_a_second_deletion_with_less_grace_counts_that(watched):
+    watched.tell(GRACE_SECONDS)
+    watched.seconds += 50
+    watched.tell(10)
+    assert watched.wait_seconds == 10 + GRACE_ALLOWANCE_SECONDS
+
+
+def test_another_pod_of_that_name_counts_its_own(watched):
+    watched.tell(GRACE_SECONDS)
+    watched.seconds += 50
+    watched.tell(GRACE_SECONDS, uid="b")
+    assert watched.wait_seconds == WAIT_SECONDS
 
 
 DEADLINE_SECONDS = 100

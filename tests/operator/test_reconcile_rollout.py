@@ -167,15 +167,16 @@ async def test_pods_without_room_are_not_late_while_the_old_ones_leave(cluster):
     blocked = {"type": "PodScheduled", "reason": "Unschedulable", "message": "no room"}
     cluster.kube.edit(api.POD, "d0", {"status": {"conditions": [blocked]}}, "cm", "status")
     await cluster.pump()
-    assert observe(cluster.children, KEY, UID, 0.0).awaiting_room() == frozenset()
+    assert observe(cluster.children, KEY, UID).awaiting_room() == frozenset()
     await add_pod(cluster, old, "d1", "10.0.0.1")
     leaving = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
     cluster.kube.edit(api.POD, "d1", leaving, "cm")
     await cluster.pump()
-    assert observe(cluster.children, KEY, UID, 0.0).awaiting_room() == frozenset({"rnew"})
+    assert observe(cluster.children, KEY, UID).awaiting_room() == frozenset({"rnew"})
 
 
 GATEWAYS_LEAVE_AT = "2026-01-01T00:10:20Z"
+GRACE_SECONDS = 100
 
 
 async def replace_a_gateway(cluster):
@@ -184,26 +185,34 @@ async def replace_a_gateway(cluster):
     await add_pod(cluster, "", "old", "10.0.0.2", role="gateway", template="old")
     conditions = [{"type": "Ready", "status": "False"}]
     cluster.kube.edit(api.POD, "old", {"status": {"conditions": conditions}}, "kubelet", "status")
-    leaving = {"metadata": {"deletionTimestamp": GATEWAYS_LEAVE_AT}}
-    cluster.kube.edit(api.POD, "old", leaving, "cm")
+    leaving = {
+        "deletionTimestamp": GATEWAYS_LEAVE_AT, "deletionGracePeriodSeconds": GRACE_SECONDS,
+    }  # fmt: skip
+    cluster.kube.edit(api.POD, "old", {"metadata": leaving}, "cm")
 
 
+@pytest.mark.parametrize("ahead", [-3600, 0, 3600])
 @pytest.mark.parametrize("end", ["it ends", "its node is lost"])
-async def test_old_workers_leave_when_the_last_old_gateway_does_or_its_time_is_up(cluster, end):
+async def test_old_workers_leave_when_the_last_old_gateway_does_or_its_time_is_up(
+    cluster, end, ahead
+):
+    """Whatever the operator's clock is ahead of the server's."""
     old = await serving(cluster)
-    leave_at = unix_seconds(GATEWAYS_LEAVE_AT)
-    cluster.now = leave_at - 100
+    cluster.now = unix_seconds(GATEWAYS_LEAVE_AT) - GRACE_SECONDS + ahead
     await replace_a_gateway(cluster)
+    gives_up_at = cluster.now + 1 + GRACE_SECONDS + GRACE_ALLOWANCE_SECONDS
     cluster.change(image="worker:2")
     for _ in range(10):
         wait = await cluster.reconcile()
         cluster.follow()
     assert by_revision(cluster)[old] == {"prefill": 1, "decode": 3}
-    gives_up_at = leave_at + GRACE_ALLOWANCE_SECONDS
     assert cluster.now + wait <= gives_up_at
     if end == "it ends":
         cluster.kube.edit(api.POD, "old", {"status": {"phase": "Succeeded"}}, "kubelet", "status")
     else:
+        cluster.now = gives_up_at - 5
+        await cluster.reconcile()
+        assert by_revision(cluster)[old] == {"prefill": 1, "decode": 3}
         cluster.now = gives_up_at
     await cluster.settle()
     assert by_revision(cluster).keys() == {cluster.status()["updateRevision"]}

@@ -105,8 +105,9 @@ def rolling(world):
 def test_a_rollout_says_that_old_gateways_are_waited_for_and_until_when(rolling):
     present = PodRef("new", "gateway", "", PodView(True, False, "", "", "", template="b"))
     leaving = PodView(False, True, "", "", "", template="a", grace_ends_at=NOW + 100)
+    old = PodRef("old", "gateway", "", leaving, wait_seconds=130.0)
     rolling.memory = rolling.memory._replace(answering="a")
-    rolling.see(gateway_revision="b", pods=(present, PodRef("old", "gateway", "", leaving)), at=NOW)
+    rolling.see(gateway_revision="b", pods=(present, old))
     _, _, message = rolling.condition("Reconciling")
     until = timestamp(NOW + 100 + GRACE_ALLOWANCE_SECONDS)
     assert message == (

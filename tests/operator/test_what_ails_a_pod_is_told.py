@@ -355,7 +355,7 @@ async def test_a_quota_that_leaving_pods_fill_makes_nobody_late(cluster):
     async def waiting(message):
         refuse(cluster, name, message)
         await cluster.pump()
-        return observe(cluster.children, key, uid, 0.0).awaiting_room()
+        return observe(cluster.children, key, uid).awaiting_room()
 
     assert await waiting(QUOTA) == {revision}
     assert await waiting("violates PodSecurity") == frozenset()

@@ -394,14 +394,15 @@ class FakeProbe:
 class Cluster:
     """A FakeKube with an operator on it, driven step by step.
 
-    The status is written at most once in `status_seconds` of `status_clock`, else of `now`.
+    `now` is what the operator's clock says; `clock` gives the seconds that nobody sets, by default
+    those of `now`. The status is written at most once in `status_seconds`.
     """
 
-    def __init__(self, apis=None, upgrade_models=2, status_seconds=0.001, status_clock=None):
+    def __init__(self, apis=None, upgrade_models=2, status_seconds=0.001, clock=None):
         self.kube = FakeKube()
         self.upgrade_models = upgrade_models
         self.status_seconds = status_seconds
-        self.status_clock = status_clock or (lambda: self.now)
+        self.clock = clock or (lambda: self.now)
         self.now = 1_000_000.0
         self.apis = apis or Apis()
         self.changes = []
@@ -410,9 +411,10 @@ class Cluster:
 
     def start(self):
         """Start an operator with an empty memory, as after a crash."""
-        self.parents, self.children, self.probe = ParentStore(), ChildStore(), FakeProbe()
+        self.parents, self.children = ParentStore(), ChildStore(self.clock)
+        self.probe = FakeProbe()
         self.reporter = Reporter(
-            self.kube, self.parents, lambda: self.now, self.status_seconds, self.status_clock
+            self.kube, self.parents, lambda: self.now, self.status_seconds, self.clock
         )
         self.applied = Counter()
         self.woken = []
@@ -430,7 +432,7 @@ class Cluster:
             upgrades=Upgrades(self.parents, self.upgrade_models, self.woken.append),
             make_pair=lambda: KeyPair(f"public-{next(numbers)}", f"secret-{next(numbers)}"),
             now=lambda: self.now,
-            clock=lambda: self.now,
+            clock=self.clock,
         )
         self.reconciler = Reconciler(self.tools, self.apis)
         self.reflectors = [

@@ -61,8 +61,7 @@ class Fleet:
     def facts(self):
         revisions = tuple(self.revision(name) for name in sorted(self.pods))
         left = self.old_gateways_until - self._clock()
-        leave_by = self.now + left if left > 0 else 0.0
-        gateways = self.gateways and self.gateways._replace(others_leave_by=leave_by)
+        gateways = self.gateways and self.gateways._replace(others_leave_in=max(0.0, left))
         return Facts(revisions, self.asked, gateways=gateways)
 
     def _clock(self):

@@ -15,8 +15,11 @@ from baton_operator.planning.gateways import Gateways
 from baton_operator.planning.pairs import Counts, Revision, total
 
 GRACE_ALLOWANCE_SECONDS = 30.0
-"""How much later than its grace period a pod may be seen to end: by a kubelet's own pace, and by
-clocks that differ. Who is there longer is on a node that nobody hears of, and is not waited for.
+"""How much later than its grace period a pod may be seen to end, by a kubelet's own pace. Who is
+there longer is on a node that nobody hears of, and is not waited for.
+
+It is counted from when this process learnt that the pod leaves, by seconds that nobody sets: the
+server's clock, which says when the grace ends, may be another than ours. A new leader counts anew.
 """
 
 _QUOTA = "exceeded quota"
@@ -34,19 +37,18 @@ class WorkloadRef(NamedTuple):
 
 
 class PodRef(NamedTuple):
-    """A pod that exists."""
+    """A pod that exists; one that leaves is waited for `wait_seconds` more, if they are any."""
 
     name: str
     role: str
     revision: str
     view: PodView
+    wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything that exists of one PDDeployment `at` a time (unix seconds), as far as it
-    matters; `version` is the store's.
-    """
+    """Everything that matters and exists of one PDDeployment; `version` is the store's."""
 
     workloads: tuple[WorkloadRef, ...] = ()
     gateway: Workload | None = None
@@ -57,7 +59,6 @@ class Observed:
     pods: tuple[PodRef, ...] = ()
     records: tuple[Child, ...] = ()
     leaving: tuple[ChildId, ...] = ()
-    at: float = 0.0
     version: int = 0
 
     @cached_property
@@ -76,18 +77,21 @@ class Observed:
         """
         if self.gateway is None:
             return None
-        serving = [pod for pod in self._gateway_pods() if not pod.has_ended]
-        present = {pod.template for pod in serving if not pod.is_deleting and pod.template}
-        ends = (
-            pod.grace_ends_at + GRACE_ALLOWANCE_SECONDS
-            for pod in serving
-            if pod.is_deleting and pod.template not in present
-        )
         return Gateways(
             self.gateway_revision,
-            is_rolled=self.gateway.is_rolled and len(present) <= 1,
-            others_leave_by=max((end for end in ends if end > self.at), default=0.0),
+            is_rolled=self.gateway.is_rolled and len(self._templates) <= 1,
+            others_leave_in=max((pod.wait_seconds for pod in self._leaving_gateways), default=0.0),
         )
+
+    @cached_property
+    def gateways_leave_by(self) -> float:
+        """Until when (unix seconds, by the server's clock) gateways that leave are waited for; 0
+        for none.
+        """
+        if self.gateway is None:
+            return 0.0
+        ends = (pod.view.grace_ends_at for pod in self._leaving_gateways)
+        return max((end + GRACE_ALLOWANCE_SECONDS for end in ends), default=0.0)
 
     def scaler(self, role: Role) -> ScalerView | None:
         """Return the role's scaler, or that of its pairs, or None."""
@@ -133,8 +137,27 @@ class Observed:
         )
         return min(failing, key=lambda pod: pod.name, default=None)
 
-    def _gateway_pods(self) -> Iterable[PodView]:
-        return (pod.view for pod in self.pods if pod.role == Role.GATEWAY)
+    @cached_property
+    def _gateway_pods(self) -> list[PodRef]:
+        """Gateways' pods that have not ended."""
+        return [pod for pod in self.pods if pod.role == Role.GATEWAY and not pod.view.has_ended]
+
+    @cached_property
+    def _templates(self) -> set[str]:
+        """What gateways that are to stay are made from."""
+        views = (pod.view for pod in self._gateway_pods)
+        return {view.template for view in views if not view.is_deleting and view.template}
+
+    @cached_property
+    def _leaving_gateways(self) -> list[PodRef]:
+        """Gateways made from something else that leave, and are waited for."""
+        return [
+            pod
+            for pod in self._gateway_pods
+            if pod.view.is_deleting
+            and pod.view.template not in self._templates
+            and pod.wait_seconds > 0
+        ]
 
     def _revision(self, name: str) -> Revision:
         of_role = {w.role: w.counts for w in self.workloads if w.revision == name}
@@ -149,8 +172,8 @@ class Observed:
         )
 
 
-def observe(store: ChildStore, owner: ObjectKey, uid: str, now: float) -> Observed:
-    """Return what exists `now` (unix seconds); children of another owner of that name do not count.
+def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
+    """Return what exists; children of another owner of that name do not count.
 
     Those that lost their owner do: the next write gives them back, or retires them.
     """
@@ -164,7 +187,9 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str, now: float) -> Observ
     for key, entry in store.children(owner):
         child = entry.child
         if isinstance(child.view, PodView):
-            pods.append(PodRef(child.name, child.role, child.revision, child.view))
+            grace = child.view.grace_seconds + GRACE_ALLOWANCE_SECONDS
+            wait = grace - store.leaves_for(entry) if child.is_deleting else 0.0
+            pods.append(PodRef(child.name, child.role, child.revision, child.view, wait))
             continue
         if not child.belongs_to(uid):
             continue
@@ -191,7 +216,6 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str, now: float) -> Observ
         pods=tuple(pods),
         records=tuple(records),
         leaving=tuple(leaving),
-        at=now,
         version=store.version(owner),
     )
 

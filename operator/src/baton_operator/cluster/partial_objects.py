@@ -60,6 +60,7 @@ class Metadata(_Wire, frozen=True):
     generation: int = 0
     creation_timestamp: str = ""
     deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     owner_references: list[OwnerReference] = []
@@ -142,8 +143,9 @@ class PodView(msgspec.Struct, frozen=True):
     """One pod. `blocked` is the scheduler's message when it finds no room; `pod_failure`, what
     keeps its containers from running.
 
-    `template` is the same for pods of one Deployment and template. `grace_ends_at` (unix seconds)
-    is when a pod that is deleted must have ended, 0 for another; `has_ended`, that it has.
+    `template` is the same for pods of one Deployment and template. A pod that is deleted must have
+    ended at `grace_ends_at` (unix seconds by the server's clock, 0 for another), in `grace_seconds`
+    from when that was said; `has_ended`, that it has.
     """
 
     is_ready: bool
@@ -154,6 +156,7 @@ class PodView(msgspec.Struct, frozen=True):
     pod_failure: PodFailure | None = None
     template: str = ""
     grace_ends_at: float = 0.0
+    grace_seconds: int = 0
     has_ended: bool = False
 
 
@@ -325,5 +328,6 @@ def _pod(partial: PartialObject) -> PodView:
         ),
         template=partial.metadata.labels.get(LABEL_TEMPLATE, ""),
         grace_ends_at=deleted.timestamp() if deleted else 0.0,
+        grace_seconds=partial.metadata.deletion_grace_period_seconds or 0,
         has_ended=partial.status.phase in ("Succeeded", "Failed"),
     )

@@ -8,13 +8,14 @@ in time: an event older than a known write is dropped.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from typing import NamedTuple
 
 from baton_operator.cluster.api import Kind
-from baton_operator.cluster.partial_objects import Child
+from baton_operator.cluster.partial_objects import Child, PodView
 from baton_operator.models import ObjectKey
 
 
@@ -34,16 +35,23 @@ class Change(Enum):
 
 
 class Entry(NamedTuple):
-    """A child and whether it is verified."""
+    """A child and whether it is verified.
+
+    `leaves_since` is when, by the store's clock, a pod was first known to be deleted with the grace
+    that it has; None for every other child.
+    """
 
     child: Child
     is_verified: bool
+    leaves_since: float | None = None
 
 
 class ChildStore:
     """Children by owner. Not thread-safe; lives on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds that nobody sets."""
+        self._clock = clock
         self._owners: dict[ObjectKey, dict[ChildId, Entry]] = {}
         self._in_writing: set[tuple[ObjectKey, ChildId]] = set()
         self._changes = itertools.count(1)
@@ -110,6 +118,10 @@ class ChildStore:
         """Yield every child of an owner; the store must not change meanwhile."""
         yield from self._owners.get(owner, {}).items()
 
+    def leaves_for(self, entry: Entry) -> float:
+        """Return for how many seconds a pod has been known to leave; 0 for every other child."""
+        return 0.0 if entry.leaves_since is None else self._clock() - entry.leaves_since
+
     def owners(self) -> list[ObjectKey]:
         """Return every owner that has a child."""
         return list(self._owners)
@@ -128,8 +140,20 @@ class ChildStore:
         return sum(map(len, self._owners.values()))
 
     def _enter(self, owner: ObjectKey, child: ChildId, entry: Entry) -> None:
+        known = self.entry(owner, child)
+        entry = entry._replace(leaves_since=self._leaves_since(known, entry.child))
         self._owners.setdefault(owner, {})[child] = entry
         self._versions[owner] = next(self._changes)
+
+    def _leaves_since(self, known: Entry | None, child: Child) -> float | None:
+        """Return since when a pod leaves; a second deletion with another grace counts anew."""
+        if not isinstance(child.view, PodView) or not child.is_deleting:
+            return None
+        if known is None or known.child.uid != child.uid:
+            return self._clock()
+        was = known.child.view
+        is_same = isinstance(was, PodView) and was.grace_ends_at == child.view.grace_ends_at
+        return known.leaves_since if is_same else self._clock()
 
 
 def _is_unedited(old: Child, new: Child, kind: Kind) -> bool:

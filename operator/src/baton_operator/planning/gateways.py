@@ -20,18 +20,18 @@ class Gateways(NamedTuple):
     """The gateways as they are: the revision they are made from, "" when nobody knows, and whether
     every pod is that is to stay.
 
-    `others_leave_by` (unix seconds) is when the last of the pods must be gone that are of something
+    `others_leave_in` is in how many seconds the last of the pods must be gone that are of something
     else, and leave; 0 without one.
     """
 
     revision: str
     is_rolled: bool
-    others_leave_by: float = 0.0
+    others_leave_in: float = 0.0
 
     @property
     def are_one(self) -> bool:
         """Whether every pod that serves anybody is of the revision."""
-        return self.is_rolled and not self.others_leave_by
+        return self.is_rolled and not self.others_leave_in
 
 
 def gateway_revision(present: str, goal: str, revisions: Sequence[Revision], target: Counts) -> str:

@@ -77,7 +77,7 @@ class Facts(NamedTuple):
         """Return the same as far as a deadline counts the wait for it: gateways that leave have a
         bound of their own, and are no fault of the goal's.
         """
-        present = self.gateways and self.gateways._replace(others_leave_by=0.0)
+        present = self.gateways and self.gateways._replace(others_leave_in=0.0)
         return self._replace(gateways=present).counted(goal, target)
 
 
@@ -161,7 +161,7 @@ def make_plan(
         step=step,
         memory=memory._replace(current=current),
         retired=_retired(facts, step, keep={goal, current}),
-        look_in=_until_gateways_left(look_in, facts, now),
+        look_in=_until_gateways_left(look_in, facts),
         asked={r: w.replicas for r in WORKER_ROLES if (w := _wanted(spec, r, facts)).is_external},
         turn=facts.turn,
     )
@@ -254,13 +254,13 @@ def _judged(
     return memory._replace(waited=verdict.waited), look_in
 
 
-def _until_gateways_left(look_in: float | None, facts: Facts, now: float) -> float | None:
+def _until_gateways_left(look_in: float | None, facts: Facts) -> float | None:
     """Return when to look again, at the latest when gateways that leave are waited for no more: of
     one on a lost node nothing will be told.
     """
-    if facts.gateways is None or not facts.gateways.others_leave_by:
+    if facts.gateways is None or not facts.gateways.others_leave_in:
         return look_in
-    left = max(0.0, facts.gateways.others_leave_by - now)
+    left = facts.gateways.others_leave_in
     return left if look_in is None else min(look_in, left)
 
 

@@ -239,7 +239,7 @@ class Reconciler:
         return failed
 
     def _observe(self, pdd: PDDeployment) -> Observed:
-        return observe(self._tools.children, pdd.key, pdd.uid, self._tools.now())
+        return observe(self._tools.children, pdd.key, pdd.uid)
 
     def _has_news(self, seen: Observed, key: ObjectKey) -> bool:
         return self._tools.children.version(key) != seen.version

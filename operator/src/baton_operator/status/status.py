@@ -273,10 +273,8 @@ def _gateways(seen: Observed) -> str:
 
 def _leaving(seen: Observed) -> str:
     """Return until when a rollout waits for gateways that leave, or an empty string."""
-    gateways = seen.gateways
-    if gateways is None or not gateways.others_leave_by:
-        return ""
-    return f"old gateways end their connections, by {timestamp(gateways.others_leave_by)} at latest"
+    by = seen.gateways_leave_by
+    return f"old gateways end their connections, by {timestamp(by)} at latest" if by else ""
 
 
 def _stalled(plan: Plan, trouble: Trouble, why_failed: str) -> Condition:
