@@ -418,6 +418,75 @@ def test_a_first_revision_that_serves_some_pairs_is_returned_to():
     assert fleet.memory.current == "a"
 
 
+def failing(prefill=2, decode=4, **budget):
+    """Return a rollout to `b`, whose pods do not come, and whose deadline is near."""
+    fleet = Fleet(make_spec(prefill, decode, progress_deadline_seconds=100, **budget))
+    fleet.settle()
+    fleet.update = "b"
+    fleet.broken.add("b")
+    fleet.settle()
+    fleet.wait(90)
+    assert not fleet.plan.has_failed
+    return fleet
+
+
+def all_down(fleet, name):
+    fleet.broken.add(name)
+    fleet.pods[name] = [[False] * len(role) for role in fleet.pods[name]]
+
+
+def test_nobody_returns_to_pods_that_serve_nothing():
+    """Those of the next one may be late, and would get no room on the way back."""
+    fleet = failing()
+    all_down(fleet, "a")
+    fleet.wait(20)
+    fleet.settle()
+    assert fleet.plan.has_failed
+    assert not fleet.plan.is_rolled_back
+    fleet.broken.remove("b")
+    fleet.settle()
+    assert fleet.desired == {"b": Counts(2, 4)}
+    assert fleet.memory.current == "b"
+    assert not fleet.plan.has_failed
+
+
+def test_one_that_a_status_calls_current_though_it_never_served_is_nothing_to_return_to():
+    """As an operator wrote it that took any revision beside the first one for current."""
+    fleet = Fleet(make_spec(2, 4, progress_deadline_seconds=100))
+    fleet.broken.update("ab")
+    fleet.settle()
+    fleet.update = "b"
+    fleet.settle()
+    fleet.memory = fleet.memory._replace(current="a")
+    fleet.wait(101)
+    fleet.settle()
+    assert fleet.plan.has_failed
+    assert not fleet.plan.is_rolled_back
+    assert fleet.memory.current == ""
+
+
+def test_pods_that_serve_again_are_returned_to():
+    fleet = failing()
+    all_down(fleet, "a")
+    fleet.wait(20)
+    assert not fleet.plan.is_rolled_back
+    fleet.broken.remove("a")
+    fleet.all_ready()
+    assert fleet.step().is_rolled_back, "at once: nothing need ask for another pass"
+    fleet.settle()
+    assert fleet.desired["a"] == Counts(2, 4)
+    assert fleet.memory.current == "a"
+
+
+def test_what_gave_way_is_returned_to():
+    fleet = failing(1, 1, surge=0, unavailable=1)
+    assert fleet.desired["a"] == Counts()
+    fleet.wait(20)
+    fleet.settle()
+    assert fleet.plan.is_rolled_back
+    assert fleet.desired["a"] == Counts(1, 1)
+
+
 def test_suspension_and_return(fleet):
     fleet.spec = msgspec.structs.replace(fleet.spec, suspend=True)
     fleet.settle()
