@@ -236,17 +236,61 @@ def test_who_is_the_last_itself_gives_way_and_is_given_nothing() -> None:
 
 
 def test_a_preempted_import_keeps_its_drafts_for_it_is_imported_once_more() -> None:
-    bench = Bench(3)
+    bench = Bench(4)
     first, second = request(1, 4), imported(2, 3, drafts=(5, 6))
     bench.enqueue(first, second)
     plan = bench.scheduler.plan(0)
     assert (plan.imports, [c.request for c in plan.prefill]) == ((second,), [first])
-    first.n_computed, first.drafts = 4, (5,) * 4
+    first.n_computed, first.drafts = 4, (5,) * 8
     first.tokens.append(1)
     second.n_imported_blocks = 1
     assert bench.scheduler.plan(0).preempted == (second,)
     assert (second.drafts, second.has_foreign_kv) == ((5, 6), True)
     assert second.n_imported_blocks == 0
+
+
+@given(drafts=st.integers(0, 4), n_verified=st.integers(0, 4))
+def test_who_brings_kv_decodes_in_the_step_that_it_is_brought_for(
+    drafts: int, n_verified: int
+) -> None:
+    bench, one = Bench(), imported(1, 3, drafts=(5,) * n_verified)
+    bench.enqueue(one)
+    given_blocks = []
+
+    def bring_in(requests: list[RequestState]) -> None:
+        assert requests == [one]
+        given_blocks.append(one.n_blocks)
+        one.n_computed, one.incoming = 3, None
+
+    plan = bench.scheduler.plan(drafts, bring_in)
+    assert (plan.admitted, plan.decode, plan.imports) == ((one,), (one,), ())
+    assert given_blocks == [blocks_for(4 + n_verified + max(drafts - 1, 0))]
+    assert plan.most_tokens == 1 + n_verified
+
+
+def test_who_is_brought_in_does_not_make_room_in_the_same_plan() -> None:
+    bench = Bench(4)
+    first, second = request(1, 4), imported(2, 3)
+    bench.enqueue(first, second)
+    bench.scheduler.plan(0)
+    first.n_computed, first.drafts = 4, (5,) * 8
+    first.tokens.append(1)
+    brought: list[RequestState] = []
+    assert bench.scheduler.plan(0, brought.extend).preempted == (second,)
+    assert not brought
+
+
+def test_the_most_urgent_is_brought_in_first_and_nobody_who_is_held_back() -> None:
+    bench = Bench()
+    late, urgent = imported(1, 3, priority=2), imported(2, 3, priority=1)
+    bench.enqueue(late, urgent)
+    brought: list[RequestState] = []
+    bench.scheduler.plan(0, brought.extend)
+    assert brought == [urgent, late]
+    bench.scheduler.set_paused(frozenset({1}))
+    brought.clear()
+    bench.scheduler.plan(0, brought.extend)
+    assert not brought
 
 
 def test_prompts_share_the_steps_tokens_down_to_the_last() -> None:

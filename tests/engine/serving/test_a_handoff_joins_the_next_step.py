@@ -169,8 +169,8 @@ def admitted_by(pair: LatePair, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     scheduler, admitted = pair.decode.engine._parts.scheduler, list[Any]()
     plan = scheduler.plan
 
-    def noted(n_model_drafts: int) -> Any:
-        made = plan(n_model_drafts)
+    def noted(*given: Any) -> Any:
+        made = plan(*given)
         assert all(request.phase is Phase.RUNNING for request in made.admitted)
         admitted.extend(request.key for request in made.admitted)
         return made

@@ -1,6 +1,7 @@
-"""Whatever happens to a decode worker that reads KV as slowly as a network likes - offers, prompts
-of its own, aborts, pauses, other draft counts, pulls that are lost, leases that end, few blocks -
-what it says of a request is what that is given alone, and nothing is left.
+"""Whatever happens to a decode worker that reads KV as slowly as a network likes, copies it or is
+sent it - offers, prompts of its own, aborts, pauses, other draft counts, pulls that are lost,
+leases that end, few blocks, few bytes a step - what it says of a request is what that is given
+alone, it tells once that it has its KV, and nothing is left.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from baton_testing.engine_bench import Reader, key
 from baton_testing.late_pulls import LatePeer
 from baton_testing.pool_pair import Pair, said
-from baton_worker.engine.api import EngineRefusedError, Handoff, KvInPool
+from baton_worker.engine.api import EngineRefusedError, Handoff, KvFilled, KvInPool
 from baton_worker.engine.options import DraftSources, NgramSizes
 from baton_worker.identity import RequestKey
 from baton_worker.messages import DecodeTarget, Submit
@@ -71,18 +72,33 @@ class Life(Pair):
             max_running=rng.choice([2, 3, 6]),
             n_blocks=rng.choice([10, 11, 12, 14, 30]),
             prefill_tokens=rng.choice([16, 512]),
+            kv_bytes_per_step=rng.choice([1, 1 << 15, 1 << 23]),
             **same,
         )
-        self.late = LatePeer(self.introduced())
+        self.peer = self.introduced()
+        self.late = LatePeer(self.peer)
+        self.late_share = rng.choice([0.0, 0.3, 1.0])
+        self.is_late: dict[RequestKey, bool] = {}
         self.numbers: dict[RequestKey, int] = {}
         self.pending: list[Handoff] = []
         self.at_decode: set[RequestKey] = set()
         self.ended: set[RequestKey] = set()
+        self.imported: list[RequestKey] = []
         self.come_share = rng.choice([0.05, 0.4, 1.0])
         self.wild_share = rng.choice([0.0, 0.05, 0.15])
 
-    def here(self, kv: KvInPool) -> KvInPool:
-        return dataclasses.replace(kv, pool=self.late)
+    def seen(self, at: RequestKey, kv: KvInPool) -> KvInPool:
+        """Return what the transport makes of it: of whose KV comes late, and of whose is copied."""
+        return dataclasses.replace(kv, pool=self.late if self.is_late[at] else self.peer)
+
+    def tell(self, filled: KvFilled, n_tokens: int = 160) -> None:
+        kv = self.seen(filled.key, filled.kv)
+        self.decode.engine.pull_ahead(filled._replace(kv=kv), n_tokens)
+
+    def offer(self, handoff: Handoff) -> None:
+        state, kv = handoff.state, handoff.kv
+        kv = self.seen(state.key, kv) if isinstance(kv, KvInPool) else kv
+        self.decode.engine.admit_handoff(Handoff(state, kv))
 
     def happens(self) -> bool:
         return self.rng.random() < self.wild_share
@@ -93,7 +109,8 @@ class Life(Pair):
         is_handed_over = self.rng.random() < 0.75
         asked = request(at, number, is_handed_over, self.rng.choice([0, 0, 0, 1, -1]))
         if is_handed_over:
-            self.prefill.engine.submit(asked, kv_stays=True)
+            self.prefill.engine.submit(asked, kv_stays=self.rng.random() < 0.8)
+            self.is_late[at] = self.rng.random() < self.late_share
         else:
             self.decode.engine.submit(asked)
             self.at_decode.add(at)
@@ -105,7 +122,7 @@ class Life(Pair):
             result = self.prefill.step()
             for filled in result.filled:
                 if self.rng.random() < 0.5:
-                    self.tell(filled, 160)
+                    self.tell(filled)
             self.pending += result.handoffs
 
     def offer_one(self) -> None:
@@ -153,6 +170,7 @@ class Life(Pair):
         self.reader.read(result)
         self.decode.engine.check_integrity()
         self.ended |= {failed.key for failed in result.failed}
+        self.imported += result.imported
         for at in (*result.imported, *(failed.key for failed in result.failed)):
             self.prefill.engine.release_handoff(at)
 
@@ -202,6 +220,9 @@ def test_what_is_said_is_what_a_request_is_given_alone(
         life.decode.engine.drop_ahead(at)
     assert not life.decode.engine.has_work()
     life.check_nothing_is_left()
+    assert len(life.imported) == len({*life.imported})
+    whole = {at for at in life.is_late if at in life.at_decode and at not in life.ended}
+    assert whole <= {*life.imported}
     for at, number in life.numbers.items():
         wanted, found = alone(number), life.reader[at]
         told = (found.tokens, found.logprobs, found.ranks, found.topk)

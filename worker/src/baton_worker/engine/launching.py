@@ -15,7 +15,11 @@ from baton_worker.engine.kv.pool import clear_blocks
 from baton_worker.engine.parts import EngineParts
 from baton_worker.engine.progress import Progress
 from baton_worker.engine.scheduling.kv_ahead import KvAhead
-from baton_worker.engine.scheduling.kv_transfers import PULL_WAIT_SECONDS, KvTransfers
+from baton_worker.engine.scheduling.kv_transfers import (
+    PULL_WAIT_SECONDS,
+    Imported,
+    KvTransfers,
+)
 from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.engine.scheduling.request_book import RequestBook
 from baton_worker.engine.scheduling.requests import RequestState
@@ -64,8 +68,8 @@ class Launches:
 
         Args:
             is_behind: a step before it, which has landed, has still to be told of; so whose KV has
-                come by now can decode in this one, and be told of with that: a request has one row
-                in what is told of a step.
+                come by now, or is copied for it, can decode in this one, and be told of with that:
+                a request has one row in what is told of a step.
         """
         started, n_draft = self.clock(), self.drafts.count
         if not self.can_launch():
@@ -73,13 +77,16 @@ class Launches:
         self.pulls.settle()
         scheduler = self.parts.scheduler
         arrived = self.transfers.arrived(scheduler.incoming() if is_behind else ())
-        plan = scheduler.plan(self.drafts.model_steps)
+        bring_in = partial(self._copy_in, arrived) if is_behind else _nothing
+        plan = scheduler.plan(self.drafts.model_steps, bring_in)
         self._clear_new_blocks()
         _note_admitted(plan.admitted, started)
         positions = positions_of(plan)  # before it runs: that changes where they stand
         # Who had to make room is not in it: it is pulled anew, and refused then.
         refused = {key: why for key, why in arrived.refused.items() if key in positions}
         coming = [request for request in plan.imports if request.key not in refused]
+        if is_behind:  # the others had what a step moves
+            coming = [request for request in coming if self.transfers.pulls_beside(request)]
         imported = self.transfers.import_some(coming, may_wait=not plan.has_rows)
         return InFlightStep(
             plan=plan,
@@ -91,6 +98,16 @@ class Launches:
             positions=positions,
             running=self._run(plan, n_draft, tuple(positions)),
         )
+
+    def _copy_in(self, arrived: Imported, requests: Iterable[RequestState]) -> None:
+        """Copy what a step moves of KV that does not come by itself, and add to `arrived` whose is
+        complete with it, and whose is not fit or gone.
+        """
+        self._clear_new_blocks()
+        transfers = self.transfers
+        copied = transfers.import_some([r for r in requests if not transfers.pulls_beside(r)])
+        arrived.complete.update(copied.complete)
+        arrived.refused.update(copied.refused)
 
     def may_follow(self, before: InFlightStep) -> bool:
         """Whether a step might be launched behind one before that has landed."""
@@ -157,6 +174,10 @@ class Launches:
 
     def _flying(self, flight: Flight) -> Running:
         return Running(partial(flight.landed, self.requests.holds), flight.layers, flight)
+
+
+def _nothing(requests: Iterable[RequestState]) -> None:
+    """Bring in nobody's KV."""
 
 
 def _note_admitted(requests: Iterable[RequestState], now: float) -> None:

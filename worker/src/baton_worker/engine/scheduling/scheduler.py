@@ -148,20 +148,29 @@ class Scheduler:
             return len(self._running)
         return len(self._running) + self._tables.missing(first, _reach(first, n_model_drafts))
 
-    def plan(self, n_model_drafts: int) -> StepPlan:
+    def plan(
+        self,
+        n_model_drafts: int,
+        bring_in: Callable[[list[RequestState]], object] = lambda requests: None,
+    ) -> StepPlan:
         """Decide the next step, taking and freeing blocks.
 
         Args:
             n_model_drafts: drafts that the MTP layer makes per sequence and step; each but the
                 first writes KV ahead of the tokens known.
+            bring_in: is given the running requests whose KV is not all here, the most urgent first,
+                once all have their blocks; whose is when it returns decodes in this step.
         """
         # In this order: what the step before computed is findable before anybody is preempted or
-        # admitted; and who grows comes before who is admitted, or both would be preempted in turn.
+        # admitted; who grows comes before who is admitted, or both would be preempted in turn; and
+        # KV comes in behind both: nobody who has it makes room in the same plan.
         self._tables.remember(*self._running)
         preempted = self._grow(n_model_drafts)
         admitted = [request for request in self._early if request.phase is Phase.RUNNING]
         self._early.clear()
         admitted += [] if preempted else self._admit(n_model_drafts)
+        if incoming := self.incoming():
+            bring_in(incoming)
         decode: list[RequestState] = []
         prefill: list[RequestState] = []
         imports: list[RequestState] = []
@@ -354,13 +363,17 @@ class Scheduler:
 
 
 def _reach(request: RequestState, n_model_drafts: int) -> int:
-    """Return the positions of all known tokens and the drafting behind them."""
-    return len(request.tokens) + max(n_model_drafts - 1, 0)
+    """Return the positions of all that is known, drafts of a handoff too, and of the drafting
+    behind them.
+    """
+    return _most_fed(request) + max(n_model_drafts - 1, 0)
 
 
 def _most_fed(request: RequestState) -> int:
-    """Return the positions that may have KV behind a step; who does not decode has no drafts."""
-    return len(request.tokens) + (len(request.drafts) if request.is_decoding else 0)
+    """Return the positions that may have KV behind a step. Who neither decodes nor brings KV has
+    no drafts.
+    """
+    return len(request.tokens) + len(request.drafts)
 
 
 def _most_tokens(decode: list[RequestState], chunks: tuple[PrefillChunk, ...]) -> int:
