@@ -170,13 +170,16 @@ def test_a_handoff_ended_in_flight_is_neither_echoed_nor_acknowledged(
     make_bench: Any, make_prompts: Any
 ) -> None:
     prefill = make_bench(n_draft=1)
-    _submit_many(prefill, make_prompts(2, seed=6), hand_over=True)
+    prompts = [*make_prompts(1, seed=6), range(5, 45)]
+    _submit_many(prefill, prompts, hand_over=True)
     first, second = prefill.handoffs()
-    decode = make_bench(n_draft=1, overlap=True, reader=prefill.reader)
+    decode = make_bench(n_draft=1, overlap=True, reader=prefill.reader, kv_bytes_per_step=1)
     decode.engine.admit_handoff(first)
-    decode.step()
+    while not decode.step().imported:
+        pass
     decode.engine.admit_handoff(second)
-    decode.step()  # the second one's import is in flight now
+    decode.step()  # a block of the second one's three is copied, beside a step in flight
+    assert decode.engine._in_flight.plan.imports
     key = RequestKey(second.state.handle, second.state.attempt)
     decode.engine.abort(key)
     result = decode.step()
