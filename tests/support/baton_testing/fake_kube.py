@@ -8,7 +8,7 @@ namespaces that end.
 
 from __future__ import annotations
 
-import copy
+import bisect
 import itertools
 from collections import Counter
 
@@ -39,6 +39,11 @@ from baton_operator.status.report import Reporter
 _LIST_KEYS = {"ownerReferences": "uid", "containers": "name", "env": "name", "volumes": "name"}
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion", "managedFields")
 _KINDS = (*api.CHILD_KINDS, api.POD)
+
+
+def copied(value):
+    """Return a copy of what JSON can say; a fifth of what `deepcopy` takes."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def leaves(value, path=()):
@@ -77,7 +82,7 @@ def put(body, path, value):
     if last.startswith("="):
         _item(body, last, path)
     else:
-        body[last] = copy.deepcopy(value)
+        body[last] = copied(value)
 
 
 def _item(items, mark, path):
@@ -149,7 +154,7 @@ class FakeKube:
         body = self.find(kind, name, namespace)
         if body is None:
             return None
-        return self._shown(body, is_metadata_only)
+        return copied(_shown(body, is_metadata_only))
 
     async def apply(self, kind, manifest, manager, *, uid):
         metadata = manifest["metadata"]
@@ -159,15 +164,16 @@ class FakeKube:
         before = self.objects.get(place)
         if before is None or uid != before["metadata"]["uid"]:
             raise Conflict(409, "Conflict", f"{metadata['name']} is not the object meant")
-        body = copy.deepcopy(before)
+        body = copied(before)
         owners = self.owners[place]
         dropped = owners.get((manager, "Apply"), set()) - fields.keys()
         for path in sorted(dropped, key=lambda path: path[-1] in _LIST_KEYS.values()):
             if not any(path in held for who, held in owners.items() if who != (manager, "Apply")):
                 remove(body, path)
+        was = owned_fields(before)
         for who, held in owners.items():
             if who != (manager, "Apply"):
-                taken = {p for p in held & fields.keys() if self._at(before, p) != fields[p]}
+                taken = {p for p in held & fields.keys() if was.get(p) != fields[p]}
                 owners[who] = held - taken
         for path, value in fields.items():
             put(body, path, value)
@@ -184,7 +190,7 @@ class FakeKube:
         place = (kind.kind, metadata["namespace"], metadata["name"])
         if place in self.objects:
             raise AlreadyExists(409, "AlreadyExists", metadata["name"])
-        body = copy.deepcopy({k: v for k, v in manifest.items() if k != "status"})
+        body = copied({k: v for k, v in manifest.items() if k != "status"})
         self._check_controllers(body)
         self.owners[place] = {(manager, "Update"): set(owned_fields(manifest))}
         return msgspec.json.encode(self._store(place, kind, None, body, "create"))
@@ -200,7 +206,7 @@ class FakeKube:
             raise Conflict(422, "Invalid", f"{created.name}: testing value failed")
         owners = self.owners[place]
         owners[manager, "Apply"] = owners.pop((manager, "Update"))
-        self._store(place, kind, before, copy.deepcopy(before), "hand over")
+        self._store(place, kind, before, copied(before), "hand over")
 
     async def merge(self, kind, namespace, name, patch, subresource=""):
         self._fail("patch", kind, name)
@@ -216,7 +222,7 @@ class FakeKube:
             wanted = patch.get("metadata", {}).get(field)
             if wanted is not None and wanted != before["metadata"][field]:
                 raise Conflict(409, "Conflict", f"{field} is {before['metadata'][field]}")
-        body = copy.deepcopy(before)
+        body = copied(before)
         parts = (
             ("status",) if subresource == "status" else ("metadata", "spec", "data", "stringData")
         )
@@ -230,7 +236,7 @@ class FakeKube:
             changed.setdefault("metadata", {})
             held = self.owners[place].setdefault((manager, "Update"), set())
             held |= set(owned_fields(changed))
-        return self._store(place, kind, before, body, "status" if subresource else "patch")
+        return copied(self._store(place, kind, before, body, "status" if subresource else "patch"))
 
     async def delete(self, kind, namespace, name, uid):
         self._fail("delete", kind, name)
@@ -277,7 +283,7 @@ class FakeKube:
         ]
         start = int(token or 0)
         page = matching[start : start + 5]
-        items = [msgspec.json.encode(self._shown(b, is_metadata_only)) for b in page]
+        items = [msgspec.json.encode(_shown(b, is_metadata_only)) for b in page]
         after = str(start + 5) if start + 5 < len(matching) else ""
         return ListPage(items, str(self.version), after)
 
@@ -285,11 +291,11 @@ class FakeKube:
         self._fail("watch", kind)
         if int(resource_version) < self.oldest:
             raise Expired(410, "Expired", "too old")
-        for version, type_, kind_name, body in list(self.history):
+        news = bisect.bisect_right(self.history, int(resource_version), key=lambda event: event[0])
+        for _, type_, kind_name, body in self.history[news:]:
             is_here = namespace in ("", body["metadata"]["namespace"])
-            is_news = version > int(resource_version) and kind_name == kind.kind
-            if is_news and is_here and _selects(selector, body):
-                shown = self._shown(body, is_metadata_only)
+            if kind_name == kind.kind and is_here and _selects(selector, body):
+                shown = _shown(body, is_metadata_only)
                 yield msgspec.json.encode({"type": type_, "object": shown})
         mark = {"metadata": {"resourceVersion": str(self.version)}}
         yield msgspec.json.encode({"type": "BOOKMARK", "object": mark})
@@ -302,7 +308,7 @@ class FakeKube:
 
     def _store(self, place, kind, before, body, verb):
         if before is not None and verb != "hand over" and _content(before) == _content(body):
-            return self._shown(before, False)
+            return before
         self.writes[verb, kind.kind] += 1
         self.version += 1
         metadata = body["metadata"]
@@ -315,7 +321,7 @@ class FakeKube:
         self._note_managers(place, metadata)
         self.objects[place] = body
         self._record("MODIFIED" if before else "ADDED", kind.kind, body)
-        return self._shown(body, False)
+        return body
 
     def _note_managers(self, place, metadata):
         before = self.objects.get(place, {}).get("metadata", {}).get("managedFields", [])
@@ -338,16 +344,13 @@ class FakeKube:
     def _record(self, type_, kind, body):
         if type_ == "DELETED":
             self.version += 1
-            body = copy.deepcopy(body)
+            body = copied(body)
             body["metadata"]["resourceVersion"] = str(self.version)
-        self.history.append((self.version, type_, kind, copy.deepcopy(body)))
+        self.history.append((self.version, type_, kind, copied(body)))
 
-    def _shown(self, body, is_metadata_only):
-        shown = copy.deepcopy(body)
-        return {"metadata": shown["metadata"]} if is_metadata_only else shown
 
-    def _at(self, body, path):
-        return dict(owned_fields(body)).get(path) if body else None
+def _shown(body, is_metadata_only):
+    return {"metadata": body["metadata"]} if is_metadata_only else body
 
 
 def _content(body):
@@ -357,7 +360,7 @@ def _content(body):
 
 def _merged(old, patch):
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
+        return copied(patch)
     result = dict(old or {})
     for key, value in patch.items():
         if value is None:
