@@ -19,6 +19,7 @@ from baton_operator.serving.health import serve
 GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 PATIENCE_SECONDS = 60.0
 LIFETIME_SECONDS = 0.5
+GRACE_SECONDS = 0.2
 TRIES = 50
 """A machine that holds us up by itself until a time is over says nothing: we try again."""
 Connect = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -143,7 +144,7 @@ def test_who_trickles_headers_is_cut_off() -> None:
         assert b"fine" not in ended.result()
         writer.close()
 
-    run(scenario, ConnectionLimiter(refused(), lifetime_seconds=0.3))
+    run(scenario, ConnectionLimiter(refused(), lifetime_seconds=0.3, grace_seconds=GRACE_SECONDS))
 
 
 def test_a_connection_whose_time_is_up_was_good_until_then() -> None:
@@ -160,4 +161,7 @@ def test_a_connection_whose_time_is_up_was_good_until_then() -> None:
         assert await rest_of(reader) == b""
         writer.close()
 
-    run(scenario, ConnectionLimiter(refused(), lifetime_seconds=LIFETIME_SECONDS))
+    limiter = ConnectionLimiter(
+        refused(), lifetime_seconds=LIFETIME_SECONDS, grace_seconds=GRACE_SECONDS
+    )
+    run(scenario, limiter)

@@ -20,7 +20,7 @@ MAX_CONNECTIONS = 128
 MAX_OF_PEER = 32
 LIFETIME_SECONDS = 60.0
 _NETWORK_BITS = 64
-_GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5.0
 """For an answer that is being sent when its connection's time is up."""
 
 
@@ -33,8 +33,10 @@ class ConnectionLimiter:
         max_connections: int = MAX_CONNECTIONS,
         lifetime_seconds: float = LIFETIME_SECONDS,
         max_of_peer: int = MAX_OF_PEER,
+        grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self.lifetime_seconds = lifetime_seconds
+        self.grace_seconds = grace_seconds
         self._refused = refused
         self._max_connections = max_connections
         self._max_of_peer = max_of_peer
@@ -122,7 +124,9 @@ class _Bounded(asyncio.Protocol):
     def _on_time(self, transport: asyncio.Transport) -> None:
         assert isinstance(self._handler, web.RequestHandler)
         self._handler.close()
-        self._timer = asyncio.get_running_loop().call_later(_GRACE_SECONDS, transport.abort)
+        self._timer = asyncio.get_running_loop().call_later(
+            self._limiter.grace_seconds, transport.abort
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limiter.leave(self._address)
