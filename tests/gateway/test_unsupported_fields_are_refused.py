@@ -182,6 +182,13 @@ def test_an_empty_object_is_no_absent_one(name):
     refuse_unsupported(Endpoint.CHAT, {name: None})
 
 
+def test_null_within_an_object_asks_for_nothing():
+    """Clients that write all fields of their types send it."""
+    refuse_unsupported(Endpoint.CHAT, {"response_format": {"type": "text", "json_schema": None}})
+    for value in ({"type": None}, {"type": "json_schema", "json_schema": None}):
+        assert refusal(Endpoint.CHAT, response_format=value).param == "response_format"
+
+
 def test_special_tokens_are_a_completions_own_choice():
     for value in (True, False, None):
         refuse_unsupported(Endpoint.COMPLETION, {"add_special_tokens": value})

@@ -182,4 +182,6 @@ def _check(place: str, fields: Mapping[str, Any], table: Mapping[str, tuple[Any,
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    if isinstance(value, dict):  # null is left out within an object, too
+        value = {name: part for name, part in value.items() if part is not None} or value
     return any(type(value) is type(item) and value == item for item in neutral)
