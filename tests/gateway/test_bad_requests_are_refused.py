@@ -2,6 +2,8 @@
 
 import pytest
 
+from baton_worker.gateway.errors import ApiError
+from baton_worker.gateway.intake.schema import decode_object
 from baton_worker.gateway.intake.validate import MAX_PROMPT_LOGPROBS
 from baton_worker.gateway.request import Endpoint, GenerationRequest
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
@@ -68,6 +70,10 @@ BAD_CHAT = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages[0].content[0]",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text",
     ),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": "a " * 600}]}, "messages"),
@@ -193,6 +199,27 @@ def test_a_body_that_is_no_json_object_is_refused(gateway, body):
         answer = client.post("/v1/completions", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"prompt": "\\ud83d"}', "\\ud83d is the first half of a surrogate pair"),
+        (
+            b'{"messages": [{"content": "a\\uD83D"}]}',
+            "\\uD83D is the first half of a surrogate pair",
+        ),
+        (b'{"prompt": "\\ud83d and more of it"}', "surrogate pair"),
+        (b'{"prompt": "\\ud83d\\ude00', "truncated"),
+        (b'{"prompt": "\\\\ud83d', "truncated"),
+        (b" ", "it is empty"),
+    ],
+)
+def test_a_character_that_was_cut_in_two_is_no_truncated_body(body, told):
+    """JavaScript's `slice` cuts there, and the prompt is often the last field."""
+    with pytest.raises(ApiError) as refused:
+        decode_object(body)
+    assert (refused.value.code, told in refused.value.message) == ("invalid_json", True)
 
 
 def test_an_integer_of_too_many_digits_is_refused_by_its_fields_name(gateway):

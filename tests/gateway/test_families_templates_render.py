@@ -263,6 +263,11 @@ def test_tools_that_a_template_does_not_show_are_refused(prompt: Prompt, templat
     assert prompt(template, [USER], tools=[]) == prompt(template, [USER])
 
 
+def test_tools_that_a_chat_would_not_show_are_not_told_of_it(prompt: Prompt) -> None:
+    plain, shown = prompt(QWEN3, [USER]), prompt(QWEN3, [USER], tools=[WEATHER], tool_choice="auto")
+    assert prompt(QWEN3, [USER], tools=[WEATHER], tool_choice="none") == plain != shown
+
+
 def test_tools_are_no_variable(prompt: Prompt) -> None:
     error = refused(prompt, QWEN3, [USER], chat_template_kwargs={"tools": [WEATHER]})
     assert error.param == "chat_template_kwargs.tools"

@@ -63,6 +63,16 @@ def test_a_stop_string_within_min_tokens_does_not_end():
     assert (delta.token_ids, delta.finish_reason) == ([1], "stop")
 
 
+@pytest.mark.parametrize("sizes", [[3], [1, 1, 1], [2, 1], [1, 2]])
+def test_a_stop_string_that_begins_within_min_tokens_and_ends_behind_them_ends_the_text(sizes):
+    tokens, position, text = [1, 3, 4], 0, ""
+    made = output(stops=["stop", "one"], min_tokens=2)
+    for size in sizes:
+        delta = made.push([part(position, tokens[position : position + size])], Finish.NONE)
+        position, text = position + size, text + delta.text
+    assert (text, delta.finish_reason) == ("one ", "stop")
+
+
 def test_an_unfinished_character_shows_only_at_the_end():
     made = output()
     assert made.push([part(0, [5])], Finish.NONE).text == ""

@@ -51,6 +51,27 @@ def test_what_is_shown_is_never_the_beginning_of_a_stop(text, stops):
     assert not stopped or shown == before
 
 
+@given(LETTERS, STOPS, st.data())
+def test_what_ends_where_none_may_end_does_not_count_and_what_only_begins_there_does(
+    text, stops, data
+):
+    n_kept = data.draw(st.integers(0, len(text)))
+    ends = [
+        (end, end - len(stop))
+        for end in range(n_kept + 1, len(text) + 1)
+        for stop in stops
+        if text[:end].endswith(stop)
+    ]
+    matcher, shown, stopped = StopMatcher(stops), "", False
+    for at, character in enumerate(text):
+        scan = matcher.feed(character, may_end=at >= n_kept)
+        shown, stopped = shown + scan.text, scan.stopped
+        if stopped:
+            break
+    shown += matcher.flush()
+    assert (shown, stopped) == ((text[: min(ends)[1]], True) if ends else (text, False))
+
+
 def test_text_that_turns_out_to_be_no_stop_is_shown_at_the_end():
     matcher = StopMatcher(["abc"])
     assert matcher.feed("xab") == ("x", False)

@@ -8,12 +8,13 @@ from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_create_params
 
 from baton_worker.gateway.errors import ApiError
-from baton_worker.gateway.intake.schema import ChatBody, CompletionBody
+from baton_worker.gateway.intake.schema import ChatBody, CompletionBody, TokenizeBody
 from baton_worker.gateway.intake.unsupported import (
     HARMLESS,
     NEUTRAL,
     NEUTRAL_AT,
     OF_THE_OTHER,
+    refuse_other_tokens,
     refuse_unsupported,
 )
 from baton_worker.gateway.request import Endpoint
@@ -87,6 +88,24 @@ VLLM_AT = {
     ],
     Endpoint.COMPLETION: ["prompt_embeds", "suffix"],
 }
+VLLM_TOKENIZE = {
+    "add_generation_prompt",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "media_io_kwargs",
+    "messages",
+    "mm_processor_kwargs",
+    "model",
+    "prompt",
+    "reasoning_effort",
+    "return_token_strs",
+    "tools",
+    "truncate_prompt_tokens",
+}
+"""Of vLLM's own, and of a chat's what its prompt depends on."""
 OF_ITSELF = {"best_of"}
 
 
@@ -163,6 +182,13 @@ def test_an_empty_object_is_no_absent_one(name):
     refuse_unsupported(Endpoint.CHAT, {name: None})
 
 
+def test_null_within_an_object_asks_for_nothing():
+    """Clients that write all fields of their types send it."""
+    refuse_unsupported(Endpoint.CHAT, {"response_format": {"type": "text", "json_schema": None}})
+    for value in ({"type": None}, {"type": "json_schema", "json_schema": None}):
+        assert refusal(Endpoint.CHAT, response_format=value).param == "response_format"
+
+
 def test_special_tokens_are_a_completions_own_choice():
     for value in (True, False, None):
         refuse_unsupported(Endpoint.COMPLETION, {"add_special_tokens": value})
@@ -174,6 +200,38 @@ def test_a_part_of_a_conversation_that_no_template_is_given_is_refused(name):
     assert refusal(Endpoint.CHAT, messages=messages).param == f"messages[1].{name}"
     messages[1][name] = None
     refuse_unsupported(Endpoint.CHAT, {"messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("chat_template", "{{ 1 }}"),
+        ("continue_final_message", True),
+        ("documents", [{"text": "a"}]),
+        ("reasoning_effort", "high"),
+        ("return_token_strs", True),
+        ("truncate_prompt_tokens", 1),
+        ("messages[0].refusal", "no"),
+    ],
+)
+def test_what_would_make_other_tokens_is_refused_where_they_are_told(field, value):
+    def body(value):
+        if field in VLLM_TOKENIZE:
+            return {field: value}
+        return {"messages": [{"role": "assistant", field.rpartition(".")[2]: value}]}
+
+    with pytest.raises(ApiError) as refused:
+        refuse_other_tokens(body(value))
+    assert (refused.value.status, refused.value.param) == (400, field)
+    refuse_other_tokens(body(None))
+    refuse_other_tokens({"temperature": 0, "response_format": {"type": "json_object"}})
+
+
+def test_every_field_of_vllms_tokenize_is_honoured_or_refused():
+    """What it has of an output's form is left alone: a chat's body may be sent there as it is."""
+    for name in VLLM_TOKENIZE - set(TokenizeBody.__struct_fields__):
+        with pytest.raises(ApiError, match=name):
+            refuse_other_tokens({name: ["something"]})
 
 
 def test_stream_options_are_known_too():

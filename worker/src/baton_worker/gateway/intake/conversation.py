@@ -133,10 +133,12 @@ def _content(place: str, message: ChatMessage) -> str | list[dict[str, str]] | N
             return None
         raise bad_request(field, f"{field} is missing")
     for j, part in enumerate(content):
-        if part.type != "text" or part.text is None:
+        if part.type != "text":
             raise bad_request(
                 f"{field}[{j}]", f"{field}[{j}]: only parts of type text are supported"
             )
+        if part.text is None:
+            raise bad_request(f"{field}[{j}].text", f"{field}[{j}].text is missing")
     return [{"type": "text", "text": part.text or ""} for part in content]
 
 

@@ -36,7 +36,7 @@ from baton_worker.gateway.intake.schema import (
     TokenizeBody,
     convert,
 )
-from baton_worker.gateway.intake.unsupported import refuse_unsupported
+from baton_worker.gateway.intake.unsupported import refuse_other_tokens, refuse_unsupported
 from baton_worker.gateway.intake.validate import bind, chat_options, check_ids, completion_options
 from baton_worker.gateway.request import (
     Endpoint,
@@ -193,7 +193,9 @@ class Intake:
         Raises:
             ApiError: 400, 404.
         """
-        body = convert(await read_object(raw, self._most_tokens(), TokenizeBody), TokenizeBody)
+        value = await read_object(raw, self._most_tokens(), TokenizeBody)
+        refuse_other_tokens(value)
+        body = convert(value, TokenizeBody)
         self.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("prompt", "give either prompt or messages")
@@ -201,7 +203,7 @@ class Intake:
             text = await self._rendered(
                 Conversation(
                     body.messages,
-                    shown_tools(body.tools, None),
+                    shown_tools(body.tools, body.tool_choice),
                     body.add_generation_prompt,
                     body.chat_template_kwargs,
                 )

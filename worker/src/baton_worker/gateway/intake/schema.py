@@ -18,6 +18,9 @@ from baton_worker.gateway.errors import bad_request
 T = TypeVar("T")
 _PATH = re.compile(r"^(?P<text>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 
+_FIRST_HALF = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+_PAIR_BYTES = 12
+
 _MAX_KEY_CHARACTERS = 40
 
 Prompt = str | list[str | int | list[int]]
@@ -127,6 +130,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -163,7 +167,8 @@ def decode_object(body: bytes, kind: Any = Any) -> dict[str, Any]:
     except msgspec.ValidationError:
         value = _by_fields(body) if kind is Any else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(None, f"the body is not valid JSON: {error}", "invalid_json") from error
+        why = _why_not_json(body, error)
+        raise bad_request(None, f"the body is not valid JSON: {why}", "invalid_json") from error
     if not isinstance(value, dict):
         raise bad_request(None, "the body must be a JSON object", "invalid_json")
     return value
@@ -194,6 +199,18 @@ def convert(value: dict[str, Any], kind: type[T]) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _type_error(str(error), value) from error
+
+
+def _why_not_json(body: bytes, error: Exception) -> str:
+    """Return what is wrong, where msgspec says of a whole body that it was truncated: it looks for
+    the second half of a character that was cut in UTF-16, and comes upon the end.
+    """
+    if not body.strip():
+        return "it is empty"
+    half = _FIRST_HALF.search(body, len(body) - _PAIR_BYTES)
+    if half is None:
+        return str(error)
+    return f"{half[0].decode()} is the first half of a surrogate pair, and its second is missing"
 
 
 def _decode(body: bytes, kind: Any) -> Any:

@@ -94,6 +94,23 @@ HARMLESS: Final = frozenset({
 
 _OF_STREAM_OPTIONS: Final = {"continuous_usage_stats": _EMPTY}
 
+_OF_TOKENIZE: Final[Mapping[str, tuple[Any, ...]]] = {
+    **{
+        name: NEUTRAL[name]
+        for name in (
+            "chat_template",
+            "continue_final_message",
+            "documents",
+            "media_io_kwargs",
+            "mm_processor_kwargs",
+            "reasoning_effort",
+            "truncate_prompt_tokens",
+        )
+    },
+    "return_token_strs": _EMPTY,
+}
+"""What would make other tokens of a text or conversation, or tell more of them."""
+
 _OF_MESSAGE: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": _EMPTY,
     "function_call": _EMPTY,
@@ -128,18 +145,33 @@ def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
             raise bad_request(name, message, "unsupported_parameter")
     _check("", body, NEUTRAL)
     _check("", body, NEUTRAL_AT[endpoint])
-    options, messages = body.get("stream_options"), body.get("messages")
+    options = body.get("stream_options")
     if isinstance(options, dict):
         _check("stream_options.", options, _OF_STREAM_OPTIONS)
-    if isinstance(messages, list):
-        for index, message in enumerate(messages):
-            if isinstance(message, dict):
-                _check(f"messages[{index}].", message, _OF_MESSAGE)
+    _check_messages(body.get("messages"))
     best_of, n = body.get("best_of"), body.get("n")
     if not _is_neutral(best_of, (None, 1 if n is None else n)):  # True and 1.0 equal 1, and are not
         raise bad_request(
             "best_of", "best_of other than n is not supported", "unsupported_parameter"
         )
+
+
+def refuse_other_tokens(body: Mapping[str, Any]) -> None:
+    """Check a decoded body of `/tokenize`, which tells what a request becomes: what this would be
+    refused for.
+
+    Raises:
+        ApiError: 400 that names the first field whose value would have to change the answer.
+    """
+    _check("", body, _OF_TOKENIZE)
+    _check_messages(body.get("messages"))
+
+
+def _check_messages(messages: Any) -> None:
+    if isinstance(messages, list):
+        for index, message in enumerate(messages):
+            if isinstance(message, dict):
+                _check(f"messages[{index}].", message, _OF_MESSAGE)
 
 
 def _check(place: str, fields: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]]) -> None:
@@ -150,4 +182,6 @@ def _check(place: str, fields: Mapping[str, Any], table: Mapping[str, tuple[Any,
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    if isinstance(value, dict):  # null is left out within an object, too
+        value = {name: part for name, part in value.items() if part is not None} or value
     return any(type(value) is type(item) and value == item for item in neutral)

@@ -232,10 +232,10 @@ class SequenceOutput:
             offsets.append(self._characters)
             piece = self._detokeniser.feed((token,))
             self._characters += len(piece)
-            if self._stops is None or self.n_tokens + used <= self._min_tokens:
+            if self._stops is None:
                 text += piece
                 continue
-            scan = self._stops.feed(piece)
+            scan = self._stops.feed(piece, may_end=self.n_tokens + used > self._min_tokens)
             text += scan.text
             if scan.stopped:
                 return text, used, "stop", offsets
