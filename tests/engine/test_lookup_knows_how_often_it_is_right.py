@@ -44,6 +44,17 @@ def test_a_draft_behind_one_that_was_wrong_counts_as_wrong() -> None:
     assert rejected.gain_tokens(1) < 0.5**2 < right.gain_tokens(1)
 
 
+def test_a_proposal_is_judged_once() -> None:
+    lookup = Lookup(SIZES)
+    assert lookup.propose([4, 5, 4], (), 1) == (5,)
+    text = [4, 5, 4, 5]
+    lookup.propose(text, (), 1)
+    for other in range(10, 20):  # nothing is found behind these
+        text.append(other)
+        lookup.propose(text, (), 1)
+    assert lookup.gain_tokens(1) == pytest.approx(0.4921875**2)
+
+
 @given(
     pieces=st.lists(
         st.tuples(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,24 @@ def test_what_was_known_long_ago_is_tried_again() -> None:
     runs = [len(list(run)) for worth, run in itertools.groupby(tried) if not worth]
     assert tried.count(True) == 3
     assert max(runs) == 256
+
+
+@pytest.mark.parametrize("was_waiting", [False, True])
+def test_times_that_are_wrong_by_now_hold_for_no_more_than_two_tries(was_waiting: bool) -> None:
+    pace = _known(5e-3, 1e-3) if was_waiting else _known(1e-3, 5e-3)
+    for _ in range(2 * 257):
+        worth = pace.is_worth_a_wait(4, 0.5)
+        if worth != was_waiting:  # by now the kind that is tried takes little
+            pace.note(4, was_waiting, 0.4e-3, 1.0)
+    assert pace.is_worth_a_wait(4, 0.5) != was_waiting
+
+
+def test_for_next_to_nothing_no_wait_is_tried() -> None:
+    """One that finds nothing teaches nothing, and would be tried for ever."""
+    pace = Pace()
+    pace.note(4, True, 1e-3, 1.0)
+    assert not pace.is_worth_a_wait(4, 0.09)
+    assert pace.is_worth_a_wait(4, 0.11)
 
 
 def test_the_newest_steps_count() -> None:

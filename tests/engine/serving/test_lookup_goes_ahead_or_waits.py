@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from baton_worker.engine.backends.device.flight import DeviceFlight
 from baton_worker.engine.backends.device.pace import Pace
 from baton_worker.engine.backends.device.runner import DeviceRunner
 from baton_worker.engine.ngram import NgramSizes
@@ -131,6 +134,115 @@ def test_text_that_repeats_itself_is_waited_for_and_its_drafts_are_right(
     assert min(proposed) > 0
     assert sum(accepted) > 0
     assert launches.count(False) > 1
+
+
+@pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
+def test_what_steps_took_is_noted_of_those_that_went_ahead_and_that_waited_for_drafts(
+    make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch, sources: dict[str, Any]
+) -> None:
+    """Of each with nothing made for it, behind the one before that carried one of its streams."""
+    noted: list[Any] = []
+    wanted: list[Any] = []
+    flights: list[Any] = []
+    landed, made = DeviceFlight.landed, DeviceRunner._flight
+    monkeypatch.setattr(Pace, "note", lambda self, *given: noted.append(given))
+    turn = itertools.count()
+    monkeypatch.setattr(
+        Pace, "is_worth_a_wait", lambda self, n, gain: gain > 0.0 and next(turn) % 4 < 3
+    )
+
+    def noted_flight(self: Any, *given: Any, **named: Any) -> Any:
+        flights.append(made(self, *given, **named))
+        return flights[-1]
+
+    def noted_landing(self: Any, is_live: Any) -> Any:
+        snapshot, shape = landed(self, is_live), self.program.shape
+        before = flights[flights.index(self) - 1] if flights.index(self) else None
+        was_there = {s.request for s in before.carried.sampled} if before else set()
+        goes_on = any(s.verified and s.request in was_there for s in self.carried.sampled)
+        most_fed = max((len(s.drafts) for s in self.carried.sampled), default=0)
+        is_ahead = self.carried.is_ahead
+        is_told = is_ahead or most_fed > shape.n_drafts
+        if goes_on and is_told and not shape.chunks and not self.launch.is_first and snapshot.rows:
+            each = sum(row.n_tokens for row in snapshot.rows) / len(snapshot.rows)
+            seconds = self.came.seconds_since(before.came)
+            wanted.append((shape.n_sampled, is_ahead, seconds, each))
+        return snapshot
+
+    monkeypatch.setattr(DeviceRunner, "_flight", noted_flight)
+    monkeypatch.setattr(DeviceFlight, "landed", noted_landing)
+    bench = make_bench(overlap=True, prefill_tokens=32, **sources)
+    for number, prompt in enumerate([(7, 8, 9, 10) * 6, *make_prompts(3, seed=33)]):
+        bench.submit(number, prompt, max_tokens=30 + 30 * number, ignore_eos=True)
+    bench.drain()
+    assert noted == wanted
+    assert {is_ahead for _, is_ahead, *_ in noted} == {False, True}
+
+
+def test_a_step_of_others_than_the_one_before_has_rested(make_bench: Any) -> None:
+    """As of a handoff that comes to an engine at rest, with drafts of lookup."""
+    bench = make_bench(overlap=True, **SOURCES["lookup"])
+    runner = bench.engine._parts.runner
+    for number in range(2):
+        bench.submit(number, (7, 8, 9, 10) * 6, max_tokens=6, ignore_eos=True)
+    bench.step()
+    newest = runner._newest
+    own, others = newest.carried.sampled[:1], newest.carried.sampled[1:]
+    runner._newest = SimpleNamespace(carried=newest.carried._replace(sampled=others), came="then")
+    assert runner._end_of_newest(newest.carried._replace(sampled=own)) is None
+    assert runner._end_of_newest(newest.carried) == "then"
+    runner._newest = newest
+    bench.drain()
+
+
+def test_without_lookup_nothing_is_noted(
+    make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[Any] = []
+    monkeypatch.setattr(Pace, "note", lambda self, *given: noted.append(given))
+    _served(make_bench(n_draft=2, overlap=True), make_prompts(3, seed=34))
+    assert not noted
+
+
+@pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
+def test_what_a_wait_may_bring_is_the_mean_of_all_and_of_lookups_drafts_alone(
+    make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch, sources: dict[str, Any]
+) -> None:
+    asked: list[float] = []
+    wanted: list[float] = []
+    waits = DeviceRunner._waits_for_lookup
+    n_model = sources["drafts"].max_model_steps
+
+    def noted(self: Any, before: Any, decode: Any) -> bool:
+        gains = [r.lookup.gain_tokens(len(r.usable_drafts()) - n_model) for r in decode if r.lookup]
+        wanted.append(sum(gains) / len(decode))
+        return waits(self, before, decode)
+
+    def decision(self: Pace, sequences: int, gain: float) -> bool:
+        asked.append(gain)
+        return gain > 0.05
+
+    monkeypatch.setattr(DeviceRunner, "_waits_for_lookup", noted)
+    monkeypatch.setattr(Pace, "is_worth_a_wait", decision)
+    _served(
+        make_bench(overlap=True, **sources), [(7, 8, 9, 10) * 6, *make_prompts(3, seed=35)]
+    )
+    assert asked == pytest.approx(wanted)
+    assert max(asked) > 0.05 > min(asked)
+
+
+def test_a_step_ahead_of_accepted_drafts_has_tables_for_all_of_them(
+    make_bench: Any, decide: Any
+) -> None:
+    """Tables are 8 blocks wide, or 16: what is accepted may be what needs the ninth."""
+    options = {"max_running": 1, "max_model_len": 256}
+    turn = itertools.count()
+    for length in range(110, 122, 2):
+        prompt = ((7, 8, 9, 10) * 40)[:length]
+        wanted, *_ = _served(make_bench(**options), [prompt] * 4)
+        decide(lambda: bool(next(turn) % 2))
+        said, *_ = _served(make_bench(overlap=True, **SOURCES["lookup"], **options), [prompt] * 4)
+        assert said == wanted, length
 
 
 def _lives(make_bench: Any, make_prompts: Any, decide: Any, sources: Any, seed: int) -> None:

@@ -169,9 +169,7 @@ class DeviceFlight:
         """Note what it took, where it went ahead of its tokens or waited for lookup's drafts."""
         shape, is_ahead = self.program.shape, self.carried.is_ahead
         is_of_lookup = shape.q_len > shape.n_drafts + shape.n_known
-        if self.behind is None or self.sources.ngram is None or not kept:
-            return
-        if not shape.is_repeated or self.launch.is_first:
+        if self.behind is None or self.launch.is_first or not kept:
             return
         if is_ahead or is_of_lookup:
             seconds = self.came.seconds_since(self.behind)

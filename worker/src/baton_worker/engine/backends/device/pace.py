@@ -16,24 +16,26 @@ _N_LAST = 5
 """Of so many steps of a kind the median counts: one behind a rest of the engine tells nothing."""
 _MOST_IN_A_ROW = 256
 """Behind so many decisions that were the same the other kind is tried: its times may be old."""
+_LEAST_TO_TRY_TOKENS = 0.1
+"""What each sequence must gain for a wait to be tried of which nothing is known: a wait behind which
+nothing is found is told of by nobody.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """The last steps of a kind: seconds of each, from the end of the one before to its own, and
-    tokens that each sequence emitted.
-    """
-
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_N_LAST))
-    tokens_each: deque[float] = field(default_factory=lambda: deque(maxlen=_N_LAST))
+def _last() -> deque[float]:
+    return deque(maxlen=_N_LAST)
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of steps of so many sequences, and how often in a row it said the same."""
+    """What is known of steps of so many sequences: seconds of the last of either kind, from the end
+    of the one before to its own, tokens that each sequence emitted in those that went ahead, and
+    how often in a row it said the same.
+    """
 
-    waited: _Kind = field(default_factory=_Kind)
-    ahead: _Kind = field(default_factory=_Kind)
+    waited_seconds: deque[float] = field(default_factory=_last)
+    ahead_seconds: deque[float] = field(default_factory=_last)
+    ahead_tokens: deque[float] = field(default_factory=_last)
     said: bool = False
     n_said: int = 0
 
@@ -45,14 +47,21 @@ class _Known:
         if self.n_said <= _MOST_IN_A_ROW:
             return says
         self.n_said = 0
+        self._doubt(self.ahead_seconds if says else self.waited_seconds)
         return not says
 
     def _is_worth_a_wait(self, gain_tokens: float) -> bool:
-        waited, ahead = self.waited, self.ahead
-        if not waited.seconds or not ahead.seconds:
-            return not waited.seconds
-        each = fmean(ahead.tokens_each)
-        return (each + gain_tokens) * median(ahead.seconds) > each * median(waited.seconds)
+        if not self.waited_seconds:
+            return gain_tokens >= _LEAST_TO_TRY_TOKENS
+        if not self.ahead_seconds:
+            return False
+        each, ahead = fmean(self.ahead_tokens), median(self.ahead_seconds)
+        return (each + gain_tokens) * ahead > each * median(self.waited_seconds)
+
+    def _doubt(self, seconds: deque[float]) -> None:
+        """Keep one, so that the newest that comes counts for as much."""
+        while len(seconds) > 1:
+            seconds.popleft()
 
 
 class Pace:
@@ -72,14 +81,16 @@ class Pace:
             tokens_each: emitted by each sequence, on average.
         """
         known = self._of(sequences)
-        kind = known.ahead if is_ahead else known.waited
-        kind.seconds.append(seconds)
-        kind.tokens_each.append(tokens_each)
+        if not is_ahead:
+            known.waited_seconds.append(seconds)
+            return
+        known.ahead_seconds.append(seconds)
+        known.ahead_tokens.append(tokens_each)
 
     def is_worth_a_wait(self, sequences: int, gain_tokens: float) -> bool:
         """Whether a step that waits emits more a second than one that goes ahead.
 
-        A kind of which nothing is known is tried.
+        A kind of which nothing is known is tried, a wait for a tenth of a token at least.
 
         Args:
             sequences: that the shape has room for.

@@ -63,7 +63,7 @@ class Launch(NamedTuple):
     Attributes:
         began: right before its first kernel.
         marks: behind some of its layers, where they are asked for.
-        is_first: what it took was made for it.
+        is_first: it had no graph that a step before it was launched by.
     """
 
     kind: LaunchKind

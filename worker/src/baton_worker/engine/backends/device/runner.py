@@ -203,7 +203,7 @@ class DeviceRunner:
         lineup: Lineup | None = None,
     ) -> DeviceFlight:
         came = program.finish(lane)
-        self._newest = flight = DeviceFlight(
+        flight = DeviceFlight(
             program=program,
             lane=lane,
             launch=launch,
@@ -216,12 +216,14 @@ class DeviceRunner:
             lineup=lineup,
             behind=self._end_of_newest(carried),
         )
+        if self._options.drafts.ngram is not None:
+            self._newest = flight
         return flight
 
     def _end_of_newest(self, carried: Carried) -> Event | None:
         """Return when the step before ends, if somebody whom it carries decodes in this one."""
         newest = self._newest
-        if newest is None or self._options.drafts.ngram is None:
+        if newest is None:
             return None
         there = {s.request for s in newest.carried.sampled}
         goes_on = any(s.verified and s.request in there for s in carried.sampled)
