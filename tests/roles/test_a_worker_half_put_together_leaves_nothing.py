@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 from unittest.mock import Mock
@@ -24,6 +25,7 @@ from baton_worker.config import (
 )
 from baton_worker.engine.backends.device import start
 from baton_worker.engine.engine import StepEngine
+from baton_worker.handoff import pool_door
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.identity import Role
 from baton_worker.link.keygen import run_keygen
@@ -125,6 +127,17 @@ def test_a_transport_whose_address_is_taken_leaves_no_thread_and_no_file(tmp_pat
             engine.close()
     assert "baton-zap" not in threads()
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["_sweep", "Wakeup"])
+def test_a_door_without_descriptors_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str
+) -> None:
+    none_left = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    monkeypatch.setattr(pool_door, part, none_left)
+    with pytest.raises((ConfigError, OSError), match="Too many open files"):
+        pool_door.PoolDoor(str(tmp_path), Mock(), Mock())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_engine_that_does_not_get_warm_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
