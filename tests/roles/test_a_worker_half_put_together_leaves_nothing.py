@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -30,6 +32,7 @@ from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.identity import Role
 from baton_worker.link.keygen import run_keygen
 from baton_worker.roles import process
+from baton_worker.roles.starting import SIGNALS
 
 
 def configured(folder: Path, **changes: object) -> ProcessConfig:
@@ -68,8 +71,13 @@ def threads() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def _faults(monkeypatch: pytest.MonkeyPatch) -> None:
+def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a worker changes of its process: this one's ends by Ctrl-C behind it as before."""
     monkeypatch.setattr(process, "end_on_thread_fault", Mock())
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_transport_that_was_never_started_closes(tmp_path: Path) -> None:
@@ -79,6 +87,24 @@ def test_a_transport_that_was_never_started_closes(tmp_path: Path) -> None:
     transport.close()
     assert "baton-zap" not in threads()
     assert transport._context.closed
+
+
+def test_keys_that_went_since_they_were_checked_leave_no_context(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[zmq.Context[zmq.Socket[bytes]]] = []
+    real = zmq.Context
+
+    def noted() -> zmq.Context[zmq.Socket[bytes]]:
+        made.append(real())
+        return made[-1]
+
+    monkeypatch.setattr(zmq, "Context", noted)
+    config = configured(tmp_path, link=secured(tmp_path))
+    (tmp_path / "allowed").unlink()
+    with pytest.raises(ConfigError, match=r"link\.curve\.allowed_keys_file"):
+        process._kv_transport(config, Role.DECODE, Mock(), unshared())
+    assert [context.closed for context in made] == [True]
 
 
 def test_a_worker_whose_last_part_cannot_be_made_closes_those_before(
