@@ -89,13 +89,14 @@ def test_a_client_that_leaves_in_mid_stream_aborts_too(start_gateway):
     assert aborted_workers(gateway) == {"prefill-0", "decode-0"}
 
 
-def test_a_waiting_client_that_leaves_a_plain_request_aborts_too(start_gateway):
+@pytest.mark.parametrize("leave", [socket.socket.close, lambda it: it.shutdown(socket.SHUT_WR)])
+def test_a_waiting_client_that_leaves_a_plain_request_aborts_too(start_gateway, leave):
     gateway = start_gateway(long_script)
     gateway.link.pause()
-    connection = open_stream(gateway, {"max_tokens": 400, "stream": False})
-    gateway.link.wait_until(lambda: len(gateway.link.commands) == 2)
-    connection.close()
-    gateway.link.wait_until(lambda: len(gateway.link.commands) == 4)
+    with open_stream(gateway, {"max_tokens": 400, "stream": False}) as connection:
+        gateway.link.wait_until(lambda: len(gateway.link.commands) == 2)
+        leave(connection)
+        gateway.link.wait_until(lambda: len(gateway.link.commands) == 4)
 
 
 def test_a_client_that_does_not_read_is_cut_and_others_are_not(start_gateway):

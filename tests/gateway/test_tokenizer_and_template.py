@@ -40,6 +40,7 @@ def test_tokenize_and_detokenize_are_inverse(start_gateway):
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"messages": USER, "continue_final_message": True}, "continue_final_message"),
         ("/tokenize", {"messages": USER, "tool_choice": "required"}, "tool_choice"),
+        ("/tokenize", {"messages": []}, "messages"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [9999]}, "tokens"),

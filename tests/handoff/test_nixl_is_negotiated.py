@@ -51,6 +51,10 @@ def sharing() -> KvSharing:
     return found
 
 
+def rank_listeners() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("kv-rank-")]
+
+
 class End:
     """One process's transport over a pool that it shares.
 
@@ -351,6 +355,45 @@ def test_memory_that_nixl_cannot_register_is_an_error_only_where_it_is_required(
     count = itertools.count()
     with pytest.raises(ConfigError, match=r"handoff\.require is 'rdma'.*so many bytes"):
         end(who, pools[2], nixl="any", require="rdma")
+
+
+@pytest.mark.usefixtures("nixl")
+@pytest.mark.parametrize(
+    ("who", "config"),
+    [
+        ("prefill", {}),
+        ("prefill", {"require": "rdma"}),
+        ("decode", {}),
+        ("decode", {"require": "rdma"}),
+        ("decode", {"shared_dir": "/nowhere"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ",".join(value) or "any",
+)
+def test_no_rank_is_left_waiting_by_a_worker_that_asks_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+    ranked: Callable[[], Any],
+    end: Callable[..., End],
+    who: str,
+    config: dict[str, str],
+) -> None:
+    """Its agent is there already when what rank 0 has beside the pool cannot be had, or no door."""
+    register, registered = NixlAgent.register, list[NixlAgent]()
+
+    def broken(agent: NixlAgent, region: Region) -> None:
+        if "-" not in agent.name and registered and "shared_dir" not in config:
+            raise NixlError("cannot register so many bytes")
+        registered.append(agent)
+        register(agent, region)
+
+    monkeypatch.setattr(NixlAgent, "register", broken)
+    pool = ranked()
+    if config:
+        with pytest.raises(ConfigError):
+            end(who, pool, nixl="any", **config)
+    else:
+        assert end(who, pool, nixl="any").transport._agents is None
+    assert len(registered) > 1, "those of both ranks"
+    wait_until("nobody hears the other rank", rank_listeners, lambda now: not now)
 
 
 @pytest.mark.parametrize("nixl", ["off", "any"])

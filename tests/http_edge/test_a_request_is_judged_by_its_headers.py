@@ -113,6 +113,22 @@ def test_a_path_with_a_slash_too_many_is_sent_nowhere() -> None:
     assert b"elsewhere" not in answer
 
 
+@pytest.mark.parametrize(
+    ("version", "hosts"),
+    [(b"1.1", []), (b"1.1", [b"x", b"y"]), (b"1.1", [b"x", b"x"]), (b"1.0", [b"x", b"y"])],
+)
+def test_a_request_that_names_no_one_host_is_refused(version: bytes, hosts: list[bytes]) -> None:
+    head = b"GET / HTTP/" + version + b"\r\n" + b"".join(b"Host: %b\r\n" % host for host in hosts)
+    answer = said_to(head + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"host"' in answer
+
+
+@pytest.mark.parametrize("head", [b"1.0\r\n", b"1.0\r\nhost: x\r\n", b"1.1\r\nhost:\r\n"])
+def test_one_host_is_enough_and_http_1_0_needs_none(head: bytes) -> None:
+    assert said_to(b"GET / HTTP/" + head + b"\r\n").startswith(b"HTTP/1.1 200 ")
+
+
 NO_TARGETS = [b"http://x", b"http://x?y", b"x:443", "/\u00e9".encode()]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -24,10 +27,12 @@ from baton_worker.config import (
 )
 from baton_worker.engine.backends.device import start
 from baton_worker.engine.engine import StepEngine
+from baton_worker.handoff import pool_door
 from baton_worker.handoff.zmq_transport import ZmqKvTransport
 from baton_worker.identity import Role
 from baton_worker.link.keygen import run_keygen
 from baton_worker.roles import process
+from baton_worker.roles.starting import SIGNALS
 
 
 def configured(folder: Path, **changes: object) -> ProcessConfig:
@@ -66,8 +71,13 @@ def threads() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def _faults(monkeypatch: pytest.MonkeyPatch) -> None:
+def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a worker changes of its process: this one's ends by Ctrl-C behind it as before."""
     monkeypatch.setattr(process, "end_on_thread_fault", Mock())
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_transport_that_was_never_started_closes(tmp_path: Path) -> None:
@@ -77,6 +87,24 @@ def test_a_transport_that_was_never_started_closes(tmp_path: Path) -> None:
     transport.close()
     assert "baton-zap" not in threads()
     assert transport._context.closed
+
+
+def test_keys_that_went_since_they_were_checked_leave_no_context(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[zmq.Context[zmq.Socket[bytes]]] = []
+    real = zmq.Context
+
+    def noted() -> zmq.Context[zmq.Socket[bytes]]:
+        made.append(real())
+        return made[-1]
+
+    monkeypatch.setattr(zmq, "Context", noted)
+    config = configured(tmp_path, link=secured(tmp_path))
+    (tmp_path / "allowed").unlink()
+    with pytest.raises(ConfigError, match=r"link\.curve\.allowed_keys_file"):
+        process._kv_transport(config, Role.DECODE, Mock(), unshared())
+    assert [context.closed for context in made] == [True]
 
 
 def test_a_worker_whose_last_part_cannot_be_made_closes_those_before(
@@ -125,6 +153,17 @@ def test_a_transport_whose_address_is_taken_leaves_no_thread_and_no_file(tmp_pat
             engine.close()
     assert "baton-zap" not in threads()
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["_sweep", "Wakeup"])
+def test_a_door_without_descriptors_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str
+) -> None:
+    none_left = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    monkeypatch.setattr(pool_door, part, none_left)
+    with pytest.raises((ConfigError, OSError), match="Too many open files"):
+        pool_door.PoolDoor(str(tmp_path), Mock(), Mock())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_engine_that_does_not_get_warm_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

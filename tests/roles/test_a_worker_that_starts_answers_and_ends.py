@@ -4,6 +4,7 @@ signal ends the process though its log takes no line.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ from baton_worker.config import (
     ModelConfig,
     ProcessConfig,
 )
+from baton_worker.engine.closing import closing_on_failure
 from baton_worker.engine.load_progress import STILL_SECONDS
 from baton_worker.faults import EXIT_FAULT
 from baton_worker.identity import Role
@@ -77,6 +79,47 @@ def test_who_fails_stops_listening_and_leaves_signals_as_they_were(
     assert not (tmp_path / "control").exists()
     with pytest.raises(httpx.ConnectError):
         status(started, "/healthz")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_while_a_failed_start_closes_takes_its_exit_code_from_nobody(
+    started: Starting, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Whether it comes while an engine closes that did not come to be, a part of the worker, or
+    what answered probes.
+    """
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    told: list[signal.Signals] = []
+
+    def is_told_to_end() -> None:
+        signal.raise_signal(number)
+        told.append(number)
+
+    close = started.close
+    monkeypatch.setattr(started, "close", lambda: (is_told_to_end(), close()))
+
+    def start() -> None:
+        with started.ending_on_signal(), closing_on_failure() as worker:
+            worker.append(is_told_to_end)
+            with closing_on_failure() as engine:
+                engine.append(is_told_to_end)
+                raise ConfigError("no room for it")
+
+    with pytest.raises(ConfigError, match="no room for it"):
+        start()
+    assert (told, ended) == ([number] * 3, [])
+
+
+def test_a_signal_ends_a_start_that_goes_on_behind_a_failure(
+    started: Starting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with contextlib.suppress(ConfigError), closing_on_failure():
+        raise ConfigError("it goes without")
+    started._end(signal.SIGTERM, None)
+    assert ended == [0]
 
 
 def test_a_signal_ends_it_though_the_log_takes_no_line(

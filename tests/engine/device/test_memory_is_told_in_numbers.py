@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -81,6 +82,17 @@ def test_the_fullest_of_all_ranks_decides(monkeypatch: pytest.MonkeyPatch) -> No
     found = sizing.measured_budget(nobody, nobody, known)
     probed = (16_000 + RESERVED_BLOCKS) * known.block_bytes
     assert found.working == (80 << 30) - (12 << 30) - probed - known.others - known.weights
+
+
+def test_an_engine_that_cannot_take_the_largest_step_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    close = Mock()
+    monkeypatch.setattr(DeviceEngine, "close", close)
+    monkeypatch.setattr(DeviceEngine, "step", Mock(side_effect=DeviceError("out of memory")))
+    with pytest.raises(DeviceError, match=r"out of memory: no room for a step of"):
+        started(NumpyDevice(32 * MIB))
+    close.assert_called_once_with()
 
 
 def test_what_does_not_fit_is_refused_with_the_tokens_that_would() -> None:

@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from multiprocessing import Pipe
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -33,10 +35,11 @@ from baton_worker.config import (
 )
 from baton_worker.engine.api import DeviceError, RankDiedError
 from baton_worker.engine.backends.device.engine import DeviceEngine
-from baton_worker.engine.backends.device.start import start_engine
+from baton_worker.engine.backends.device.start import Prepared, start_engine
 from baton_worker.engine.backends.members import Members
-from baton_worker.engine.backends.ranked import group
+from baton_worker.engine.backends.ranked import follower, group, meeting
 from baton_worker.engine.backends.ranked.start import start_over_ranks
+from baton_worker.engine.model.shards import Shard
 from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
 
@@ -83,6 +86,29 @@ def served(engine: Any, number: int, **options: Any) -> list[Any]:
         np.concatenate([getattr(part, name) for part in columns])
         for name in ("token", "logprob", "rank", "topk_token", "topk_logprob")
     ]
+
+
+def test_a_rank_that_cannot_serve_stays_until_rank_0_has_heard_why() -> None:
+    """Else it were one that died: rank 0, which loads yet, would end with the code of a fault."""
+
+    def refuses(config: ProcessConfig, shard: Shard) -> Prepared:
+        raise DeviceError("no room for its part")
+
+    near, far = Pipe()
+
+    def run() -> None:
+        with far:
+            follower.run(far, refuses, Mock())
+
+    rank = threading.Thread(target=run)
+    rank.start()
+    with near:
+        near.send_bytes(meeting.encode(meeting.Start(config(2), 1, 2)))
+        told = meeting.decode_answered(near.recv_bytes())
+        assert told == meeting.Refused("no room for its part")
+        near.send_bytes(bytes(8 << 20))  # more than waits where nobody reads
+    rank.join(PATIENCE_SECONDS)
+    assert not rank.is_alive(), "it is gone with rank 0"
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from pathlib import Path
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
+from baton_worker.engine.closing import closing_on_failure
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model.shape import ModelShape, load_shape
@@ -149,10 +150,8 @@ def _over_ranks(
 
     size = options.tensor_parallel_size
     ranks = RankGroup(path, size, ShardSizes.of(options), on_rank_death)
-    try:
+    with closing_on_failure() as made:
+        made.append(ranks.close)
         weights = load_weights(path, shape, Shard(0, size), options.n_mtp, progress)
         parallel = TensorParallel(ranks, ranks.join(weights.identity))
         return PaddleEngine(shape, weights, options, clock, parallel)
-    except BaseException:
-        ranks.close()
-        raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from baton_worker.engine.api import RankDiedError
@@ -16,6 +17,15 @@ from baton_worker.engine.api import RankDiedError
 log = logging.getLogger(__name__)
 
 _TOLD = "This is in the log, by whoever closed the part."
+
+
+class _Failures(threading.local):
+    """Of this thread: how many are being closed behind."""
+
+    n_closing = 0
+
+
+_failures = _Failures()
 
 
 def close_all(closes: Iterable[Callable[[], None]]) -> None:
@@ -53,6 +63,17 @@ def closing_on_failure() -> Iterator[list[Callable[[], None]]]:
     try:
         yield made
     except BaseException:
-        with contextlib.suppress(Exception):
-            close_all(reversed(made))
+        _failures.n_closing += 1
+        try:
+            with contextlib.suppress(Exception):
+                close_all(reversed(made))
+        finally:
+            _failures.n_closing -= 1
         raise
+
+
+def is_closing_on_failure() -> bool:
+    """Whether this thread closes what was made before a failure, which is on its way to whoever
+    tells of it. For who would end the process meanwhile, such as a signal's handler.
+    """
+    return _failures.n_closing > 0

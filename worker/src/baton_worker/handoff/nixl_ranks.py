@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from baton_worker.engine.closing import closing_on_failure
 from baton_worker.engine.kv.memory import Region
 from baton_worker.handoff.nixl_agent import (
     NixlAgent,
@@ -187,16 +188,13 @@ def far_ranks(
     for rank, channel in enumerate(channels, 1):
         channel.send(Begin(agent_of(agent, rank), is_rdma_only))
     ends_at = time.monotonic() + _BEGIN_SECONDS
-    try:
+    with closing_on_failure() as made:
+        made += [channel.close for channel in channels]
         parts = [_begun(rank, channel, ends_at) for rank, channel in enumerate(channels, 1)]
-    except NixlError:
-        for channel in channels:
-            channel.close()
-        raise
-    return tuple(
-        FarRank(rank, channel, part)
-        for rank, (channel, part) in enumerate(zip(channels, parts, strict=True), 1)
-    )
+        return tuple(
+            FarRank(rank, channel, part)
+            for rank, (channel, part) in enumerate(zip(channels, parts, strict=True), 1)
+        )
 
 
 def _begun(rank: int, channel: RankChannel, ends_at: float) -> Part:

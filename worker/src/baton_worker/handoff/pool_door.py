@@ -74,11 +74,11 @@ class PoolDoor:
         self._pools: dict[bytes, PeerPool] = {}
         self._callers: set[_Caller] = set()
         self._lock = threading.Lock()
-        self._listener = _listening(self._path)
         self._selector = selectors.DefaultSelector()
         self._wakeup = Wakeup()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="kv-pools", daemon=True)
+        self._listener = _listening(self._path)  # last: what fails behind it would leave the file
 
     def start(self) -> None:
         """Begin to answer."""
@@ -223,7 +223,8 @@ def _listening(path: Path) -> socket.socket:
         _sweep(path)
     except OSError as error:
         listener.close()
-        unheard.unlink(missing_ok=True)
+        for made in (unheard, path):
+            made.unlink(missing_ok=True)
         raise ConfigError(
             f"handoff.shared_dir is {str(path.parent)!r}, where no socket can be made: "
             f"{error.strerror}"

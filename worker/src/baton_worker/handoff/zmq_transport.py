@@ -87,48 +87,31 @@ class ZmqKvTransport:
         self._security = security
         self._on_event: Callable[[HandoffEvent], None] = lambda event: None
         self._calls: deque[Callable[[], None]] = deque()
-        self._poller = zmq.Poller()
+        self._poller, self._wakeup = zmq.Poller(), Wakeup()
         self._metrics, self._owner = metrics, owner
-        self._pools, self._ways = PeerPools(None, None), None
-        pool_id, nixl_visits = secrets.token_bytes(POOL_ID_BYTES), None
-        sharing = None if owner is None else owner.sharing
-        agents = self._agents = agents_of(config, pool_id, sharing)
-        if owner is not None and places is not None:
-            self._pools = self._peer_pools(owner, agents)
-        elif owner is not None:
-            nixl_visits = _nixl_visits(config, owner, agents, pool_id)
-            visits = PoolVisits(owner, self._call, pool_id) if owner.folder else None
-            self._ways = KvWays(owner.sharing.transport, config.require, visits, nixl_visits)
         self._listening = _listening_clock()
-        self._sender = Sender(
-            metrics,
-            self._poller,
-            context,
-            partial(self._socket, zmq.DEALER),
-            security.client,
-            sends=Sends(self._listening, config.send_bytes, pool_id, nixl_visits),
-            make_calls=self._make_calls,
-            on_event=self._tell,
-        )
-        self._receiver = None
-        if places is not None:
-            senders = Senders(security.refused, metrics.handshake_refused)
-            with closing_on_failure() as made:  # which leaves no file behind
-                made += [self._pools.close, *self._agent_closes]
-                sockets = self._bind()
-            self._receiver = Receiver(
+        self._pools = PeerPools(None, None)
+        self._agents: NixlAgents | None = None
+        self._ways: KvWays | None = None
+        self._receiver: Receiver | None = None
+        with closing_on_failure() as made:
+            made.append(self._close_shared)  # which leaves no file behind, and no rank waiting
+            pool_id = secrets.token_bytes(POOL_ID_BYTES)
+            nixl_visits = self._share(owner, pool_id, takes_offers=places is not None)
+            self._sender = Sender(
                 metrics,
-                self._listening,
-                sockets,
-                Places(places),
-                senders,
-                self._make_calls,
-                self._tell,
-                self._pools,
+                self._poller,
+                context,
+                partial(self._socket, zmq.DEALER),
+                security.client,
+                sends=Sends(self._listening, config.send_bytes, pool_id, nixl_visits),
+                make_calls=self._make_calls,
+                on_event=self._tell,
             )
-        self._endpoint = self._bound_endpoint()
+            if places is not None:
+                self._receiver = self._bound_receiver(places)
+            self._endpoint = self._bound_endpoint()
         self._closing = False
-        self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name="kv-transport", daemon=True)
 
     @property
@@ -218,13 +201,12 @@ class ZmqKvTransport:
         else:
             self._call(partial(setattr, self, "_closing", True))
             self._thread.join(timeout=5.0)
-        # Agents first: that wakes who sends to a rank that takes nothing.
-        closes = [*self._agent_closes, self._pools.close, self._security.close]
-        close_all([*first, *closes, *last])
+        close_all([*first, self._close_shared, self._security.close, *last])
 
-    @property
-    def _agent_closes(self) -> list[Callable[[], None]]:
-        return [] if self._agents is None else [self._agents.close]
+    def _close_shared(self) -> None:
+        # Agents first: that wakes who sends to a rank that takes nothing.
+        parts = (self._agents, self._pools)
+        close_all([part.close for part in parts if part is not None])
 
     def _call(self, action: Callable[[], None]) -> None:
         self._calls.append(action)
@@ -273,6 +255,39 @@ class ZmqKvTransport:
             self._metrics.pools.delivered(self._ways.way_to(event.decode), n_bytes)
         else:
             self._metrics.pools.delivered("zmq", event.sent_bytes)
+
+    def _share(
+        self, owner: PoolOwner | None, pool_id: bytes, *, takes_offers: bool
+    ) -> NixlVisits | None:
+        """Open the ways for KV that is not sent; returns how prefill has its pool read by NIXL."""
+        if owner is None:
+            return None
+        agents = self._agents = agents_of(self._config, pool_id, owner.sharing)
+        nixl_visits = None
+        if takes_offers:
+            self._pools = self._peer_pools(owner, agents)
+        else:
+            nixl_visits = _nixl_visits(self._config, owner, agents, pool_id)
+            visits = PoolVisits(owner, self._call, pool_id) if owner.folder else None
+            transport, require = owner.sharing.transport, self._config.require
+            self._ways = KvWays(transport, require, visits, nixl_visits)
+        if agents is not None and self._pools.nixl is None and nixl_visits is None:
+            agents.close()  # `had` has said why nothing is read by them
+            self._agents = None
+        return nixl_visits
+
+    def _bound_receiver(self, places: PlaceLimits) -> Receiver:
+        security, metrics = self._security, self._metrics
+        return Receiver(
+            metrics,
+            self._listening,
+            self._bind(),
+            Places(places),
+            Senders(security.refused, metrics.handshake_refused),
+            self._make_calls,
+            self._tell,
+            self._pools,
+        )
 
     def _peer_pools(self, owner: PoolOwner, agents: NixlAgents | None) -> PeerPools:
         pools, own = self._metrics.pools, owner.sharing

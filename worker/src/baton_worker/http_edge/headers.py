@@ -32,6 +32,14 @@ def is_encoded(headers: Headers) -> bool:
     return bool(codings or {*_members(headers, b"transfer-encoding")} - {b"chunked"})
 
 
+def names_no_host(headers: Headers, version: str) -> bool:
+    """Whether nobody can say whom a request is for: RFC 9112, 3.2 has a server refuse one with
+    several hosts, among which everybody on its way takes another, and from HTTP/1.1 on one without.
+    """
+    n_hosts = sum(name == b"host" for name, _ in headers)
+    return n_hosts > 1 or (n_hosts == 0 and version >= "1.1")
+
+
 def _members(headers: Headers, wanted: bytes) -> Iterator[bytes]:
     for name, value in headers:
         if name == wanted:

@@ -20,7 +20,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from baton_worker.http_edge import refusals
 from baton_worker.http_edge.direct_body import offer_direct_body
 from baton_worker.http_edge.gate import Gate
-from baton_worker.http_edge.headers import CONTINUE, announced_bytes, expectations, is_encoded
+from baton_worker.http_edge.headers import (
+    CONTINUE,
+    announced_bytes,
+    expectations,
+    is_encoded,
+    names_no_host,
+)
 from baton_worker.http_edge.refusals import Refusal
 from baton_worker.http_edge.unchunked import knows_chunks, until_closed
 
@@ -215,6 +221,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _misfit(self) -> Refusal | None:
         """Return why a request whose headers have come cannot be served."""
+        if names_no_host(self.headers, self.parser.get_http_version()):
+            return refusals.HOST
         n_announced, expected = announced_bytes(self.headers), expectations(self.headers)
         if n_announced > self.gate.limits.max_body_bytes:
             return refusals.BODY

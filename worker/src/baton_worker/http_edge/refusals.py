@@ -58,6 +58,7 @@ UPGRADE = Refusal(
     "a request with a body cannot ask for another protocol: send no Upgrade header (Java's"
     " HttpClient does unless it is given version HTTP_1_1)",
 )
+HOST = Refusal(400, "host", "a request has one Host header, which HTTP/1.0 may leave out")
 EXPECTATION = Refusal(
     417, "unknown_expectation", "the Expect header asks for something else than 100-continue"
 )
@@ -71,5 +72,5 @@ MALFORMED = Refusal(400, "malformed", "this is no HTTP request")
 
 ALL = (
     CONNECTIONS, OF_ADDRESS, RECEIVING, TARGET, HEADERS, BODY, HEADERS_LATE, BODY_LATE, PIPELINED,
-    UPGRADE, EXPECTATION, ENCODED, MALFORMED,
+    UPGRADE, HOST, EXPECTATION, ENCODED, MALFORMED,
 )  # fmt: skip

@@ -265,11 +265,12 @@ def _kv_transport(
 ) -> tuple[ZmqKvTransport, _KvAddress]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     takes_offers = role is Role.DECODE
-    security = kv_security(
-        config.link.curve, context, metrics.handshake_refused, takes_offers=takes_offers
-    )
     with closing_on_failure() as made:
-        made += [partial(context.destroy, 0), security.close]
+        made.append(partial(context.destroy, 0))
+        security = kv_security(
+            config.link.curve, context, metrics.handshake_refused, takes_offers=takes_offers
+        )
+        made.append(security.close)
         transport = ZmqKvTransport(
             config.handoff,
             metrics,

@@ -19,7 +19,7 @@ from types import FrameType
 from prometheus_client import CollectorRegistry
 
 from baton_worker.config import ProcessConfig
-from baton_worker.engine.closing import close_all, closing_on_failure
+from baton_worker.engine.closing import close_all, closing_on_failure, is_closing_on_failure
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.metrics import WeightMetrics
 from baton_worker.http_edge.metrics import HttpMetrics
@@ -78,25 +78,31 @@ class Starting:
         when the body fails.
 
         Nobody has been given work, so nobody is owed an answer. Readers, and libraries that load,
-        are not waited for; other ranks end with their parent.
+        are not waited for; other ranks end with their parent. A start that has failed ends by
+        itself, with the exit code that says why.
         """
         before = {number: signal.signal(number, self._end) for number in SIGNALS}
-        with closing_on_failure() as made:
-            made.append(self.close)
-            try:
+        try:
+            with closing_on_failure() as made:
+                made.append(self.close)
                 yield
-            except BaseException:
-                for number, handler in before.items():
-                    signal.signal(number, handler or signal.SIG_DFL)
-                raise
+        except BaseException:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+            raise
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        self.control.remove()
         facts = {"signal": signal.Signals(number).name, "was_at": self.progress.now().told()}
-        say_within(
-            partial(log.info, "ending before the engine was there", extra=facts), SAY_SECONDS
-        )
+        if is_closing_on_failure():
+            self._say("ending already: the start has failed", facts)
+            return
+        self.control.remove()
+        self._say("ending before the engine was there", facts)
         os._exit(0)
+
+    @staticmethod
+    def _say(line: str, facts: dict[str, str]) -> None:
+        say_within(partial(log.info, line, extra=facts), SAY_SECONDS)
 
     def _sources(self) -> HealthSources:
         progress = self.progress

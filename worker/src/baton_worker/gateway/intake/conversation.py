@@ -77,6 +77,16 @@ def shown_tools(tools: Tools | None, choice: str | Mapping[str, Any] | None) -> 
     return None if choice == "none" else tools or None
 
 
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Refuse a conversation of none, which templates make a prompt of all the same.
+
+    Raises:
+        ApiError: 400.
+    """
+    if not messages:
+        raise bad_request("messages", "messages must not be empty")
+
+
 def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Return messages as a template finds them.
 

@@ -22,6 +22,7 @@ from baton_worker.gateway.intake.body import (
 )
 from baton_worker.gateway.intake.conversation import (
     Conversation,
+    check_messages,
     shown_tools,
     turns,
     without_text_arguments,
@@ -200,6 +201,7 @@ class Intake:
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("prompt", "give either prompt or messages")
         if body.messages is not None:
+            check_messages(body.messages)
             text = await self._rendered(
                 Conversation(
                     body.messages,
@@ -208,12 +210,11 @@ class Intake:
                     body.chat_template_kwargs,
                 )
             )
-            special = False
+            name, special = "messages", False
         else:
-            text, special = body.prompt or "", True
+            name, text, special = "prompt", body.prompt or "", True
         if body.add_special_tokens is not None:
             special = body.add_special_tokens
-        name = "prompt" if body.messages is None else "messages"
         self._check_length(name, text, self._most_tokens())
         return (await self.encode([text], add_special_tokens=special))[0]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from baton_worker.gateway.errors import bad_request
+from baton_worker.gateway.intake.conversation import check_messages
 from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.logit_bias import check_bad_words, logit_bias
 from baton_worker.gateway.intake.schema import ChatBody, CompletionBody, GenerationBody
@@ -68,8 +69,7 @@ def chat_options(
     Raises:
         ApiError: 400 naming the field.
     """
-    if not body.messages:
-        raise bad_request("messages", "messages must not be empty")
+    check_messages(body.messages)
     k = -1
     if body.logprobs:
         k = _alternatives("top_logprobs", body.top_logprobs)

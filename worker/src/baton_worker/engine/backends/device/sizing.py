@@ -17,6 +17,7 @@ from baton_worker.engine.backends.device.budget import Budget, told
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.pool_sharing import RESERVED_BLOCKS
 from baton_worker.engine.backends.device.seam import MemoryUse
+from baton_worker.engine.closing import closing_on_failure
 from baton_worker.engine.model import naming
 from baton_worker.engine.model.families.registry import family_of
 from baton_worker.engine.model.quantisation import Fp8, is_kept
@@ -206,9 +207,11 @@ def _measured(
     probe = dataclasses.replace(options, n_blocks=n_blocks, overlap=False, prefix_caching=False)
     try:
         engine = DeviceEngine(model, probe, clock)
-        before = _memory_of_ranks(model)
-        _take_largest_step(engine, n_tokens)
-        behind = _memory_of_ranks(model)
+        with closing_on_failure() as made:
+            made.append(engine.close)
+            before = _memory_of_ranks(model)
+            _take_largest_step(engine, n_tokens)
+            behind = _memory_of_ranks(model)
         engine.close()
     except DeviceError as error:
         raise DeviceError(

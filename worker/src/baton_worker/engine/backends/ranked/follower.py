@@ -69,9 +69,19 @@ def _met(pipe: Connection, prepare_part: Prepare, attend: Attend) -> Follower | 
     except (DeviceError, CheckpointError, ModelShapeError, ConfigError) as error:
         log.critical("rank %d cannot serve: %s", shard.rank, error)
         pipe.send_bytes(meeting.encode(meeting.Refused(str(error))))
+        _wait_until_closed(pipe)
         return None
     pipe.send_bytes(meeting.encode(meeting.Met()))
     return Follower(prepared.model._replace(team=Team(collective)), attend)
+
+
+def _wait_until_closed(pipe: Connection) -> None:
+    """Stay until rank 0, which may load for minutes yet, has heard why: an end before would be a
+    death, which ends it without a reason and with a code that asks for another try.
+    """
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            pipe.recv_bytes()
 
 
 class _Answers:

@@ -14,6 +14,7 @@ from baton_worker.engine.backends.device.engine import DeviceEngine
 from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.device.start import prepare, serve_from
 from baton_worker.engine.backends.ranked.group import COMMAND, DeviceRanks
+from baton_worker.engine.closing import closing_on_failure
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model.shards import Shard
 
@@ -43,14 +44,12 @@ def start_over_ranks(
         ConfigError, ModelShapeError, CheckpointError, DeviceError: see `start_engine`.
     """
     ranks = DeviceRanks(config, on_rank_death, command)
-    try:
+    with closing_on_failure() as made:
+        made.append(ranks.close)
         shard = Shard(0, config.engine.tensor_parallel_size)
         prepared = prepare(config, *opened(), clock, shard, progress)
         team = ranks.meet(prepared)._replace(copier=copier)
         model = prepared.model._replace(team=team)
         engine = serve_from(config, prepared._replace(model=model), clock)
-    except BaseException:
-        ranks.close()
-        raise
     engine.on_close(ranks.close)
     return engine
