@@ -232,3 +232,46 @@ def test_who_is_copied_into_a_full_pool_goes_on_exactly(
         pair.finish()
         assert said(pair.decode, offer.state.key) == alone(make_bench, 0, PROMPT)
         assert said(pair.decode, pair.other) == other_alone(make_bench)
+
+
+def test_blocks_of_who_was_half_copied_are_cleared_before_they_are_filled(
+    make_bench: Callable[..., Any], engine: str
+) -> None:
+    for stays in ways(engine):
+        pair = CopyingPair(make_bench, n_blocks=14, max_model_len=128)
+        first, second = pair.offers(stays, 2)
+        transfers = pair.decode.engine._transfers
+        most = transfers._blocks_per_step
+        transfers._blocks_per_step = 2
+        assert not pair.step(first).imported
+        pair.decode.engine.abort(first.state.key)
+        pair.prefill.engine.release_handoff(first.state.key)
+        pair.step()
+        transfers._blocks_per_step = most
+        assert pair.step(second).imported == (second.state.key,)
+        pair.finish()
+        assert said(pair.decode, second.state.key) == alone(make_bench, 1, PROMPT)
+
+
+@pytest.mark.parametrize("how", ["abort", "finish"])
+def test_a_key_that_comes_again_is_told_of_in_another_record_than_its_end(
+    make_bench: Callable[..., Any], how: str
+) -> None:
+    pair = CopyingPair(make_bench)
+    (offer,) = pair.offers(False, max_tokens=3 if how == "finish" else 12)
+    key, decode = offer.state.key, pair.decode.engine
+    pair.step(offer)
+    pair.step()
+    if how == "abort":
+        assert decode.abort(key)
+    again = [offer]
+
+    def offer_again() -> None:
+        if again and decode._in_flight is None and key not in decode._requests:
+            decode.admit_handoff(again.pop())
+
+    handles: list[list[int]] = []
+    while decode.has_work():
+        handles.append(decode.step(offer_again).columns.handle.tolist())
+    assert all(len(told) == len(set(told)) for told in handles)
+    assert not again

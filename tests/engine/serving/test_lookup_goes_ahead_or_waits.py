@@ -224,9 +224,7 @@ def test_what_a_wait_may_bring_is_the_mean_of_all_and_of_lookups_drafts_alone(
 
     monkeypatch.setattr(DeviceRunner, "_waits_for_lookup", noted)
     monkeypatch.setattr(Pace, "is_worth_a_wait", decision)
-    _served(
-        make_bench(overlap=True, **sources), [(7, 8, 9, 10) * 6, *make_prompts(3, seed=35)]
-    )
+    _served(make_bench(overlap=True, **sources), [(7, 8, 9, 10) * 6, *make_prompts(3, seed=35)])
     assert asked == pytest.approx(wanted)
     assert max(asked) > 0.05 > min(asked)
 

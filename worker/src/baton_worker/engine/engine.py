@@ -60,6 +60,11 @@ class _Landed:
     filled: tuple[KvFilled, ...]
     failed: tuple[FailedRequest, ...]
 
+    def tells(self, key: RequestKey) -> bool:
+        """Whether it tells of a request of this key already, so one that came since can wait."""
+        ended = any(terminal.key == key for terminal in self.terminals)
+        return ended or any(row.key == key for row in self.snapshot.rows)
+
 
 class StepEngine:
     """`Engine` over a model that steps; which model is its parts' matter.
@@ -220,7 +225,7 @@ class StepEngine:
             if following is None:
                 before_next()  # once more where none went ahead: something came during the wait
                 if self._launches.can_launch():
-                    following = self._launches.launch(is_behind=True)
+                    following = self._launches.launch(landed.tells)
             self._in_flight = following
         self.progress.output()
         if following is not None and following.arrived:

@@ -63,21 +63,23 @@ class Launches:
         """Whether a step would do anything."""
         return self.parts.scheduler.can_progress(self.drafts.model_steps)
 
-    def launch(self, is_behind: bool = False) -> InFlightStep:
+    def launch(self, is_told: Callable[[RequestKey], bool] | None = None) -> InFlightStep:
         """Plan a step, import some KV of handoffs (they decode once all is in), run.
 
         Args:
-            is_behind: a step before it, which has landed, has still to be told of; so whose KV has
-                come by now, or is copied for it, can decode in this one, and be told of with that:
-                a request has one row in what is told of a step.
+            is_told: given if a step before it, which has landed, has still to be told of; whether
+                that tells of a key. Whose KV has come by now, or is copied for it, can decode in
+                this one then, and be told of with that: a request has one row in what is told of a
+                step.
         """
         started, n_draft = self.clock(), self.drafts.count
         if not self.can_launch():
             self.pulls.wait(PULL_WAIT_SECONDS)
         self.pulls.settle()
         scheduler = self.parts.scheduler
+        is_behind = is_told is not None
         arrived = self.transfers.arrived(scheduler.incoming() if is_behind else ())
-        bring_in = partial(self._copy_in, arrived) if is_behind else _nothing
+        bring_in = _nothing if is_told is None else partial(self._copy_in, arrived, is_told)
         plan = scheduler.plan(self.drafts.model_steps, bring_in)
         self._clear_new_blocks()
         _note_admitted(plan.admitted, started)
@@ -99,13 +101,20 @@ class Launches:
             running=self._run(plan, n_draft, tuple(positions)),
         )
 
-    def _copy_in(self, arrived: Imported, requests: Iterable[RequestState]) -> None:
+    def _copy_in(
+        self,
+        arrived: Imported,
+        is_told: Callable[[RequestKey], bool],
+        requests: Iterable[RequestState],
+    ) -> None:
         """Copy what a step moves of KV that does not come by itself, and add to `arrived` whose is
         complete with it, and whose is not fit or gone.
         """
         self._clear_new_blocks()
         transfers = self.transfers
-        copied = transfers.import_some([r for r in requests if not transfers.pulls_beside(r)])
+        copied = transfers.import_some(
+            [r for r in requests if not (transfers.pulls_beside(r) or is_told(r.key))]
+        )
         arrived.complete.update(copied.complete)
         arrived.refused.update(copied.refused)
 

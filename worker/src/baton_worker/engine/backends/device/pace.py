@@ -17,7 +17,7 @@ _N_LAST = 5
 _MOST_IN_A_ROW = 256
 """Behind so many decisions that were the same the other kind is tried: its times may be old."""
 _LEAST_TO_TRY_TOKENS = 0.1
-"""What each sequence must gain for a wait to be tried of which nothing is known: a wait behind which
+"""What each sequence must gain for a wait to be tried of which nothing is known: one behind which
 nothing is found is told of by nobody.
 """
 
