@@ -142,8 +142,7 @@ class PDDeploymentStatus(Model, frozen=True):
         str,
         about("Revision that a rollback returns to: the last one that was rolled out fully, until "
               "the next one is. Before the first, one that serves pairs while another is rolled "
-              "to; absent or empty without either, and where it serves none when the next one "
-              "has failed.",
+              "to; absent or empty without either.",
               max_length=63),
     ] = ""  # fmt: skip
     update_revision: Annotated[

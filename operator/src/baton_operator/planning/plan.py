@@ -88,7 +88,7 @@ class Plan:
     Attributes:
         update: the revision that the spec names.
         goal: the revision to aim at: `update`, or the one to fall back to.
-        current: the revision that a rollback returns to, after this step.
+        current: the revision that a rollback returns to, after this step; see `_current`.
         gateway: the revision that the gateways shall be of.
         retired: revisions that nothing needs any more.
         look_in: seconds until the deadline, or gateways that leave, need another look; None when
@@ -135,7 +135,7 @@ def make_plan(
     """
     scaling = scale_roles(spec, facts)
     target = Counts() if spec.suspend else Counts(scaling.prefill.replicas, scaling.decode.replicas)
-    stable = _stable(update, facts, memory, target)
+    stable = _stable(facts, memory)
     of_update = facts.counted(update, target)
     memory = memory._replace(answering=_answering(memory, facts))
     memory = _progressed(_carried(memory, update, facts, now), of_update, target, now)
@@ -146,7 +146,6 @@ def make_plan(
     else:
         memory, look_in = _judged(spec, memory, facts.awaited(update, target), step, now)
         if memory.failed == update:
-            stable = _worth_returning_to(stable, facts, target)
             goal = _goal(spec, memory, stable, update)
             step = _step(spec, target, goal, stable, facts, memory.answering)
     current = _current(step, goal, stable, facts, target)
@@ -188,24 +187,10 @@ def _budget(spec: PDDeploymentSpec) -> Budget:
     return Budget(rollout.max_surge.pairs, rollout.max_unavailable.pairs)
 
 
-def _stable(update: str, facts: Facts, memory: Memory, target: Counts) -> str:
-    """Return the revision that was last rolled out fully, if it still exists.
-
-    Where none was and the update has failed, one that serves is returned to, at once.
-    """
-    if memory.current in {revision.name for revision in facts.revisions}:
-        return memory.current
-    return _serving_beside(update, facts, target) if memory.failed == update else ""
-
-
-def _serving_beside(name: str, facts: Facts, target: Counts) -> str:
-    """Return another revision that serves some pairs, or "".
-
-    One whose pods never got ready, as of a first spec that was wrong, is nothing to return to from
-    the one that mends it.
-    """
-    others = (revision for revision in facts.revisions if revision.name != name)
-    return next((r.name for r in others if served_pairs(usable(r), target)), "")
+def _stable(facts: Facts, memory: Memory) -> str:
+    """Return the revision that was last rolled out fully, if it still exists."""
+    names = {revision.name for revision in facts.revisions}
+    return memory.current if memory.current in names else ""
 
 
 def _carried(memory: Memory, update: str, facts: Facts, now: float) -> Memory:
@@ -284,17 +269,6 @@ def _goal(spec: PDDeploymentSpec, memory: Memory, stable: str, update: str) -> s
     return stable if memory.failed == update and can_return else update
 
 
-def _worth_returning_to(stable: str, facts: Facts, target: Counts) -> str:
-    """Return the stable revision, or "" where its pods serve no pair of those that they are for.
-
-    The pods of the one that failed may still come, and are given no room on the way back. One that
-    gave way has no such pods; and one that serves again is stable again.
-    """
-    old = facts.named(stable)
-    is_asked = served_pairs(old.desired, target) > 0
-    return "" if is_asked and not served_pairs(usable(old), target) else stable
-
-
 def _progressed(memory: Memory, facts: Facts, target: Counts, now: float) -> Memory:
     """Return the memory after what the update revision serves now.
 
@@ -310,10 +284,17 @@ def _progressed(memory: Memory, facts: Facts, target: Counts, now: float) -> Mem
 
 
 def _current(step: Step, goal: str, stable: str, facts: Facts, target: Counts) -> str:
-    """Return the goal once it alone serves everything; until then what was stable, or serves."""
+    """Return the goal once it alone serves everything; until then what was stable.
+
+    Where nothing was, a revision that serves some pairs: one whose pods never got ready, as of a
+    first spec that was wrong, is nothing to return to from the one that mends it.
+    """
     if step.phase is Phase.COMPLETE:
         return goal
-    return stable or _serving_beside(goal, facts, target)
+    if stable:
+        return stable
+    others = [r for r in facts.revisions if r.name != goal]
+    return next((r.name for r in others if served_pairs(usable(r), target)), "")
 
 
 def _gateway(spec: PDDeploymentSpec, facts: Facts, goal: str, stable: str, target: Counts) -> str:
