@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 
 from baton_worker.engine.api import RankDiedError
 
@@ -19,13 +19,7 @@ log = logging.getLogger(__name__)
 _TOLD = "This is in the log, by whoever closed the part."
 
 
-class _Failures(threading.local):
-    """Of this thread: how many are being closed behind."""
-
-    n_closing = 0
-
-
-_failures = _Failures()
+_closes: ContextVar[bool] = ContextVar("closes behind a failure", default=False)
 
 
 def close_all(closes: Iterable[Callable[[], None]]) -> None:
@@ -63,12 +57,12 @@ def closing_on_failure() -> Iterator[list[Callable[[], None]]]:
     try:
         yield made
     except BaseException:
-        _failures.n_closing += 1
+        before = _closes.set(True)
         try:
             with contextlib.suppress(Exception):
                 close_all(reversed(made))
         finally:
-            _failures.n_closing -= 1
+            _closes.reset(before)
         raise
 
 
@@ -76,4 +70,4 @@ def is_closing_on_failure() -> bool:
     """Whether this thread closes what was made before a failure, which is on its way to whoever
     tells of it. For who would end the process meanwhile, such as a signal's handler.
     """
-    return _failures.n_closing > 0
+    return _closes.get()
