@@ -27,8 +27,6 @@ _OTHER_DESCRIPTORS = 256
 
 _DATE_SECONDS = 1.0
 """How often the header that tells the date is made anew."""
-_TURNS_TO_MEET = 5
-"""Of the loop, until a connection that was accepted is the protocol's: two in asyncio."""
 
 
 class Server(uvicorn.Server):
@@ -65,8 +63,7 @@ class Server(uvicorn.Server):
         """Listen no more, and give who is connected its time, if anybody is."""
         for server in self.servers:
             server.close()
-        for _ in range(_TURNS_TO_MEET):  # or who was just accepted would be left, and waited for
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # whoever was accepted is among the connections now
         if self.server_state.connections or self.server_state.tasks:
             await super().shutdown(sockets)
             return
