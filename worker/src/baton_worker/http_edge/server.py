@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import resource
-import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,55 +20,6 @@ log = logging.getLogger(__name__)
 
 _OTHER_DESCRIPTORS = 256
 """What a process opens beside connections: libraries, sockets of the link, files."""
-
-
-_DATE_SECONDS = 1.0
-"""How often the header that tells the date is made anew."""
-
-
-class Server(uvicorn.Server):
-    """uvicorn that hears at once that it is to end, and then waits only for who is there.
-
-    uvicorn itself looks ten times a second whether it is to end, and then sleeps a tenth of a
-    second more before it looks whether anybody is connected.
-    """
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending = asyncio.Event()
-
-    def end(self) -> None:
-        """Have `serve` return, once who is connected has had its answer or no more time for it.
-
-        Any thread may call it, before `serve` too, and again.
-        """
-        self.should_exit = True
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # that loop is closed: it has ended
-                self._loop.call_soon_threadsafe(self._ending.set)
-
-    async def main_loop(self) -> None:
-        """Return when it is to end."""
-        self._loop = asyncio.get_running_loop()  # before the first look: `end` looks after it told
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DATE_SECONDS):
-                    await self._ending.wait()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen no more, and give who is connected its time, if anybody is."""
-        for server in self.servers:
-            server.close()
-        await asyncio.sleep(0)  # whoever was accepted is among the connections now
-        if self.server_state.connections or self.server_state.tasks:
-            await super().shutdown(sockets)
-            return
-        for each in sockets or []:
-            each.close()
-        for server in self.servers:
-            await server.wait_closed()
-        await self.lifespan.shutdown()
 
 
 def application(

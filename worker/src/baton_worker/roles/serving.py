@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from baton_worker.http_edge.gate import Gate
-from baton_worker.http_edge.server import Server, server_config
+from baton_worker.http_edge.server import server_config
 
 STALLED_PEER_SECONDS = 30
 """How long a connection may hold data that its peer does not take, before the kernel ends it."""
@@ -20,15 +20,15 @@ STALLED_PEER_SECONDS = 30
 _GRACE_SECONDS = 1
 
 
-class _Server(Server):
-    """A server on a loop that is watched."""
+class _Server(uvicorn.Server):
+    """uvicorn on a loop that is watched."""
 
     def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
         super().__init__(config)
         self._faults = gate.faults
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until `end`."""
+        """Serve until `should_exit`."""
         self._faults.watch()
         await super().serve(sockets)
 
@@ -49,6 +49,6 @@ class ThreadServer:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.end()
+        self._server.should_exit = True
         self._thread.join(timeout=3.0)
         self._listener.close()

@@ -25,7 +25,7 @@ from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.gateway.server.service import GatewayService
 from baton_worker.http_edge.gate import Gate
-from baton_worker.http_edge.server import Server, server_config
+from baton_worker.http_edge.server import server_config
 from baton_worker.supervision import begin
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ _GRACE_SECONDS = 2
 _BACKLOG = 2048
 
 
-class _Server(Server):
-    """Without uvicorn's signal handling: it would end the process by the signal it caught."""
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling: it would end the process by the signal it caught."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -126,14 +126,14 @@ async def _beside(app: ASGIApp, gate: Gate, listener: socket.socket | None) -> A
     try:
         yield
     finally:
-        server.end()
+        server.should_exit = True
         await asyncio.wait([running])
         await _drop_connections(server)
 
 
 async def _serve_api(
     service: GatewayService,
-    server: Server,
+    server: uvicorn.Server,
     config: uvicorn.Config,
     listener: socket.socket,
     on_ready: Callable[[], None],
@@ -156,7 +156,7 @@ async def _serve_api(
         if not service.faults.fatal:
             await service.drain()
         service.refuse_and_end()
-        server.end()
+        server.should_exit = True
         await asyncio.wait([running])
         await _drop_connections(server)
     finally:
