@@ -213,6 +213,11 @@ def test_a_body_that_is_no_json_object_is_refused(gateway, body):
         (b'{"prompt": "\\ud83d\\ude00', "truncated"),
         (b'{"prompt": "\\\\ud83d', "truncated"),
         (b" ", "it is empty"),
+        (b'{bad,"b":"\\ud83d"}', "object keys must be strings"),
+        (b'{"a":1e999,', "truncated"),
+        (b'{"a":1e999,"b":[}', "not valid JSON"),
+        (b'{"a":1e999,"\xff":1}', "not valid JSON"),
+        (b'{"a":1e999,"b":' + b"[" * 50_000, "not valid JSON"),
     ],
 )
 def test_a_character_that_was_cut_in_two_is_no_truncated_body(body, told):

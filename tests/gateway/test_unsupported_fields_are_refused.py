@@ -211,12 +211,14 @@ def test_a_part_of_a_conversation_that_no_template_is_given_is_refused(name):
         ("reasoning_effort", "high"),
         ("return_token_strs", True),
         ("truncate_prompt_tokens", 1),
+        ("functions", [{"name": "f"}]),
+        ("reasoning", {"effort": "high"}),
         ("messages[0].refusal", "no"),
     ],
 )
 def test_what_would_make_other_tokens_is_refused_where_they_are_told(field, value):
     def body(value):
-        if field in VLLM_TOKENIZE:
+        if "." not in field:
             return {field: value}
         return {"messages": [{"role": "assistant", field.rpartition(".")[2]: value}]}
 

@@ -163,9 +163,10 @@ def decode_object(body: bytes, kind: Any = Any) -> dict[str, Any]:
         ApiError: 400 when it is not JSON, or not an object.
     """
     try:
-        value = _decode(body, kind)
-    except msgspec.ValidationError:
-        value = _by_fields(body) if kind is Any else None
+        try:
+            value = _decode(body, kind)
+        except msgspec.ValidationError:
+            value = _by_fields(body) if kind is Any else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         why = _why_not_json(body, error)
         raise bad_request(None, f"the body is not valid JSON: {why}", "invalid_json") from error
@@ -208,7 +209,7 @@ def _why_not_json(body: bytes, error: Exception) -> str:
     if not body.strip():
         return "it is empty"
     half = _FIRST_HALF.search(body, len(body) - _PAIR_BYTES)
-    if half is None:
+    if half is None or str(error) != "Input data was truncated":
         return str(error)
     return f"{half[0].decode()} is the first half of a surrogate pair, and its second is missing"
 

@@ -101,8 +101,10 @@ _OF_TOKENIZE: Final[Mapping[str, tuple[Any, ...]]] = {
             "chat_template",
             "continue_final_message",
             "documents",
+            "functions",
             "media_io_kwargs",
             "mm_processor_kwargs",
+            "reasoning",
             "reasoning_effort",
             "truncate_prompt_tokens",
         )
