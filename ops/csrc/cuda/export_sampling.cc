@@ -229,6 +229,36 @@ void RunAdvance(ArgumentReader args) {
   Raise("advance", cuda::Advance(in, out, StreamOf(on)));
 }
 
+// Reads what ReadAccepted does, starts, first, slot, history, drafts, n_before, shortest, longest.
+void RunLookUp(ArgumentReader args) {
+  DLDevice on{};
+  cuda::LookUpInput in{};
+  in.accepted = ReadAccepted(&args, &on);
+  const int64_t batch = in.accepted.batch;
+  in.starts = Ints(args.Tensor("starts"), "starts", batch, on);
+  in.first = Ints(args.Tensor("first"), "first", batch, on);
+  in.slot = Ints(args.Tensor("slot"), "slot", batch, on);
+  const TensorView history = args.Tensor("history"), drafts = args.Tensor("drafts");
+  Checked(history, "history").HasRank(2);
+  in.slots = history.size(0);
+  in.length = history.size(1);
+  CheckRange("history.shape", 1, in.length, 0, cuda::kMostHistory);
+  Checked(drafts, "drafts").HasRank(2).HasSizeAtLeast(1, batch);
+  cuda::LookUpOutput out{};
+  out.history = Matrix<int32_t>(history, "history", kInt32, in.slots, in.length, on);
+  out.n_drafts = drafts.size(0);
+  out.stride = drafts.size(1);
+  out.drafts = Matrix<int32_t>(drafts, "drafts", kInt32, out.n_drafts, out.stride, on);
+  out.n_before = args.Int("n_before");
+  in.shortest = args.Int("shortest");
+  in.longest = args.Int("longest");
+  CheckRange("n_before", 0, out.n_before, 0, out.n_drafts);
+  CheckRange("longest", 0, in.longest, 1, cuda::kMostNgram);
+  CheckRange("shortest", 0, in.shortest, 1, in.longest);
+  const CUDADeviceGuard guard(on.device_id);
+  Raise("look_up", cuda::LookUp(in, out, StreamOf(on)));
+}
+
 }  // namespace
 }  // namespace baton_ops
 
@@ -240,3 +270,4 @@ BATON_EXPORT_CUDA(cuda_count_tokens, 5, RunCountTokens)
 BATON_EXPORT_CUDA(cuda_scatter_tokens, 5, RunScatterTokens)
 BATON_EXPORT_CUDA(cuda_seed_drafts, 7, RunSeedDrafts)
 BATON_EXPORT_CUDA(cuda_advance, 13, RunAdvance)
+BATON_EXPORT_CUDA(cuda_look_up, 10, RunLookUp)

@@ -4,6 +4,7 @@
 
 #include "baton_ops/argmax.cuh"
 #include "baton_ops/bookkeeping.cuh"
+#include "baton_ops/lookup.cuh"
 #include "baton_ops/probabilities.cuh"
 #include "baton_ops/process.cuh"
 #include "early_launch.h"
@@ -161,6 +162,26 @@ Error Advance(const AdvanceInput& input, const AdvanceOutput& output, Stream str
                         input.draws,
                         out};
   return LaunchEarly(AdvanceKernel, GridOf(input.accepted.batch), stream, p);
+}
+
+Error LookUp(const LookUpInput& input, const LookUpOutput& output, Stream stream) {
+  static_assert(kMostLookedUp == kMostNgram && kMostHistory < int64_t{1} << kPlaceBits);
+  if (input.accepted.batch == 0 || output.n_drafts == output.n_before) return nullptr;
+  const LookUpParams p{TokensOf(input.accepted),
+                       input.starts,
+                       input.first,
+                       input.slot,
+                       output.history,
+                       static_cast<int32_t>(input.slots),
+                       static_cast<int32_t>(input.length),
+                       static_cast<int32_t>(input.shortest),
+                       static_cast<int32_t>(input.longest),
+                       output.drafts,
+                       static_cast<int32_t>(output.n_before),
+                       static_cast<int32_t>(output.n_drafts - output.n_before),
+                       static_cast<int32_t>(output.stride)};
+  const Grid grid{dim3(static_cast<unsigned>(input.accepted.batch)), kLookUpThreads};
+  return LaunchEarly(LookUpKernel, grid, stream, p);
 }
 
 }  // namespace baton_ops::cuda

@@ -111,7 +111,7 @@ Error SeedDrafts(const int32_t* n_accepted, int64_t batch, const SeedsOutput& ou
 struct AdvanceInput {
   AcceptedInput accepted;
   const int32_t* starts;  // [batch]
-  const int32_t* drafts;  // [n_drafts, stride]
+  const int32_t* drafts;  // [n_drafts, stride], -1 from where a sequence has none
   int64_t n_drafts;
   int64_t stride;
   const int32_t* first;  // [batch]
@@ -130,6 +130,31 @@ struct AdvanceOutput {
 };
 
 Error Advance(const AdvanceInput& input, const AdvanceOutput& output, Stream stream);
+
+// Tokens of an n-gram that is looked up, and of a history, at most.
+constexpr int64_t kMostNgram = 16;
+constexpr int64_t kMostHistory = (int64_t{1} << 27) - 1;
+
+struct LookUpInput {
+  AcceptedInput accepted;
+  const int32_t* starts;  // [batch]
+  const int32_t* first;   // [batch]
+  const int32_t* slot;    // [batch], outside 0..slots-1: nothing is found
+  int64_t slots;
+  int64_t length;
+  int64_t shortest;
+  int64_t longest;
+};
+
+struct LookUpOutput {
+  int32_t* history;  // [slots, length]
+  int32_t* drafts;   // [n_drafts, stride], of which the first n_before are there
+  int64_t n_drafts;
+  int64_t n_before;
+  int64_t stride;
+};
+
+Error LookUp(const LookUpInput& input, const LookUpOutput& output, Stream stream);
 
 }  // namespace baton_ops::cuda
 

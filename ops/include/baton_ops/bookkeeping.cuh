@@ -127,13 +127,20 @@ struct NextFed {
 struct AdvanceParams {
   AcceptedTokens in;
   const int32_t* starts;  // [batch]
-  const int32_t* drafts;  // [n_drafts, stride]
+  const int32_t* drafts;  // [n_drafts, stride], -1 from where a sequence has none
   int32_t n_drafts;
   int32_t stride;
   const int32_t* first;  // [batch], may be out.first
   const int64_t* draws;  // [batch], may be out.draws
   NextFed out;
 };
+
+// How many drafts a sequence has: those before the first -1.
+__device__ __forceinline__ int32_t DraftsOf(const AdvanceParams& p, int32_t s) {
+  int32_t count = 0;
+  while (count < p.n_drafts && p.drafts[static_cast<int64_t>(count) * p.stride + s] >= 0) ++count;
+  return count;
+}
 
 // One thread per sequence: it reads its own places before it writes them.
 __global__ void __launch_bounds__(kBookkeepingThreads) AdvanceKernel(AdvanceParams p) {
@@ -143,17 +150,18 @@ __global__ void __launch_bounds__(kBookkeepingThreads) AdvanceKernel(AdvancePara
   if (s >= p.in.batch) return;
   const bool is_there = p.starts[s] >= 0;
   const int32_t accepted = p.in.n_accepted[s], q_len = p.n_drafts + 1;
+  const int32_t count = is_there ? DraftsOf(p, s) : 0;
   const int32_t first = is_there ? p.first[s] + accepted + 1 : 0;
   p.out.first[s] = first;
   p.out.draws[s] = is_there ? p.draws[s] + accepted + 1 : 0;
-  p.out.count[s] = is_there ? p.n_drafts : 0;
+  p.out.count[s] = count;
   p.out.contexts[s] = is_there ? first + q_len : 0;
   const int64_t at = static_cast<int64_t>(s) * q_len;
   const int64_t newest = static_cast<int64_t>(s) * p.in.columns + accepted;
   p.out.tokens[at] = is_there ? p.in.token[newest] : 0;
   p.out.position[at] = first;
   for (int32_t k = 0; k < p.out.columns; ++k) {
-    const bool has_draft = is_there && k < p.n_drafts;
+    const bool has_draft = k < count;
     const int32_t draft = has_draft ? p.drafts[static_cast<int64_t>(k) * p.stride + s] : -1;
     p.out.draft[static_cast<int64_t>(s) * p.out.columns + k] = draft;
     if (k >= p.n_drafts) continue;

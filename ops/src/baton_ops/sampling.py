@@ -214,7 +214,8 @@ def advance_into(
     Args:
         accepted: what verification wrote.
         starts: i32[S]; -1: the sequence is not there, and feeds zeros.
-        drafts: i32[K, *], one draft of all sequences after the other, in the first S columns.
+        drafts: i32[K, *], one draft of all sequences after the other, in the first S columns; -1
+            from where a sequence has none on.
         fed: `first` and `draws` of this step; may be `out`.
         out: the next step's.
 
@@ -222,3 +223,48 @@ def advance_into(
         TypeError, ValueError: a dtype, shape or device is wrong; the message names it.
     """
     library().cuda_advance(*accepted, starts, drafts, fed.first, fed.draws, *out)
+
+
+class Histories(NamedTuple):
+    """The tokens of sequences, and where S of them stand in a step.
+
+    Attributes:
+        starts: i32[S]; -1: the sequence is not there.
+        first: i32[S], the position of the newest token that the step was fed, which is there.
+        slot: i32[S], distinct; -1 for a sequence that has no history.
+        tokens: i32[slots, L], by position.
+    """
+
+    starts: Tensor
+    first: Tensor
+    slot: Tensor
+    tokens: Tensor
+
+
+class Ngrams(NamedTuple):
+    """Lengths of the n-grams looked up, both included; 16 at most."""
+
+    shortest: int
+    longest: int
+
+
+def look_up_into(
+    accepted: Accepted, histories: Histories, drafts: Tensor, n_before: int, ngrams: Ngrams
+) -> None:
+    """Add a step's tokens to the histories, and write what followed the last time they occurred.
+
+    Of the longest n-gram at the end of a sequence and of its drafts that stands in the sequence
+    with a token behind it, the latest place counts; what stood there is copied on into its own
+    copy. -1 where there is none, and where a history has no room for the newest token.
+
+    Args:
+        accepted: what verification wrote.
+        histories: of the same sequences.
+        drafts: i32[K, *], in the first S columns; those from `n_before` on are written.
+        n_before: drafts that others have made; none is -1.
+        ngrams: lengths.
+
+    Raises:
+        TypeError, ValueError: a dtype, shape, length or device is wrong; the message names it.
+    """
+    library().cuda_look_up(*accepted, *histories, drafts, n_before, *ngrams)

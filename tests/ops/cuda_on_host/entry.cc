@@ -48,6 +48,10 @@ Error host_advance(const AdvanceInput* in, const AdvanceOutput* out) {
   return Advance(*in, *out, nullptr);
 }
 
+Error host_look_up(const LookUpInput* in, const LookUpOutput* out) {
+  return LookUp(*in, *out, nullptr);
+}
+
 Error host_verify_greedy(const int32_t* target, const DraftInput* drafts, const VerifyOutput* out) {
   return VerifyGreedy(target, *drafts, *out, nullptr);
 }

@@ -285,6 +285,12 @@ class HostLibrary(host_orders.Ordered):
         words = _words(*accepted, starts, drafts, *drafts.shape, first, draws)
         self._run("advance", words, _words(*out, out[-1].shape[1]))
 
+    def cuda_look_up(self, n: Any, token: Any, *rest: Any) -> None:
+        starts, first, slot, tokens, drafts, n_before, *ngrams = rest
+        places = (starts, first, slot, *tokens.shape, *ngrams)
+        words = _words(*token.shape, n, token, *places)
+        self._run("look_up", words, _words(tokens, drafts, len(drafts), n_before, drafts.shape[1]))
+
     def cuda_verify_greedy(self, target: Any, draft: Any, *rest: Any) -> None:
         count, cu_rows, *out = rest
         drafts = _words(*draft.shape, draft, count, cu_rows)

@@ -255,4 +255,10 @@ inline int atomicMax(int* at, int value) {
   return before;
 }
 
+inline unsigned atomicMax(unsigned* at, unsigned value) {
+  const unsigned before = *at;
+  *at = max(before, value);
+  return before;
+}
+
 #endif  // BATON_TESTS_CUDA_ON_HOST_DEVICE_LANGUAGE_H_
