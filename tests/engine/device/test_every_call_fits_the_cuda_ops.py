@@ -39,12 +39,15 @@ from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.quantisation import Fp8
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import head_rows, local_shape
+from baton_worker.engine.ngram import NgramSizes
+from baton_worker.engine.options import DraftSources
 from baton_worker.sampling import LogprobParams
 
 pytestmark = pytest.mark.skipif(
     not has_cuda_code(), reason="needs baton_ops with CUDA code on a machine without a GPU"
 )
 
+LOOKUP_BEHIND_A_LAYER = DraftSources(1, NgramSizes(2, 4))
 SIZES = Sizes(33, 12, 200, (3, 32), (64,), (3, 5), (4, 8), (64,))
 
 
@@ -90,6 +93,7 @@ def test_steps_of_every_kind(subject: Subject) -> None:
         {"max_running": 1},
         {"max_running": 32, "n_draft": 5, "prefill_tokens": 64},
         {"max_running": 7, "n_draft": 3, "overlap": True, "prefix_caching": True},
+        {"max_running": 7, "n_draft": 3, "overlap": True, "drafts": LOOKUP_BEHIND_A_LAYER},
     ):
         with subject.engine(**options) as engine:
             serve(engine, subject.asks(), arriving=4)

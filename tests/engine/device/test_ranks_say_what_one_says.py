@@ -28,6 +28,7 @@ from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.loading import load_device_weights
 from baton_worker.engine.model.checkpoint import open_checkpoint
 from baton_worker.engine.model.shape import load_shape
+from baton_worker.engine.ngram import NgramSizes
 from baton_worker.engine.options import NO_DRAFTS, DraftSources, EngineOptions
 from baton_worker.messages import DecodeTarget, Submit
 from baton_worker.records.columns import ErrorCode
@@ -115,10 +116,17 @@ def near(ours: list[Said], theirs: list[Said]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_draft", [0, 3])
-def test_requests_of_every_kind(ranks: LoadedModel, whole: LoadedModel, n_draft: int) -> None:
+@pytest.mark.parametrize(
+    "drafts",
+    [NO_DRAFTS, DraftSources(), DraftSources(1, NgramSizes(1, 3))],
+    ids=["none", "mtp", "mtp, then lookup"],
+)
+def test_requests_of_every_kind(
+    ranks: LoadedModel, whole: LoadedModel, drafts: DraftSources
+) -> None:
     """Penalties, bias, bad words, prompts and drafts that are scored: see `mixture`."""
-    ours, theirs = (asked(model, n_draft=n_draft) for model in (ranks, whole))
+    n_draft = 0 if drafts.is_none else 3
+    ours, theirs = (asked(model, n_draft=n_draft, drafts=drafts) for model in (ranks, whole))
     near(ours, theirs)
     assert sum(len(said.tokens) for said in ours) > SMOKE.asks
     assert any(said.prompt for said in ours), "some prompts were scored"

@@ -1,4 +1,4 @@
-"""Drafts that the device looks up in its histories: those of the host's index, sequence by sequence."""
+"""Drafts that the device looks up in its histories are those of the host's index."""
 
 from __future__ import annotations
 

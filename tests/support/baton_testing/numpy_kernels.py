@@ -17,6 +17,7 @@ import baton_ops
 from baton_testing import numpy_experts
 from baton_testing.numpy_device import NumpyDevice, NumpyTensor
 from baton_testing.numpy_latent import NumpyLatentKernels
+from baton_testing.numpy_lookup import NumpyLookUpKernels
 from baton_testing.numpy_ranks import NumpyRankKernels
 from baton_testing.numpy_scaled import NumpyScaledKernels, silu_mul
 from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Router
@@ -47,7 +48,7 @@ Product = Callable[[Any, Any, Array], None]
 """Writes x[N, I] @ weight[O, I]^T."""
 
 
-class NumpyKernels(NumpyScaledKernels, NumpyRankKernels):
+class NumpyKernels(NumpyScaledKernels, NumpyRankKernels, NumpyLookUpKernels):
     """See `seam.Kernels`; each call goes on the device's stream."""
 
     expert_limits = ExpertLimits(1 << 20, 1 << 20, 1 << 20)
@@ -571,11 +572,12 @@ def _advance(
         further = int(accepted.n_accepted[s]) + 1
         out.first[s] = fed.first[s] + further if there else 0
         out.draws[s] = fed.draws[s] + further if there else 0
-        out.count[s] = n_drafts if there else 0
+        count = int(np.cumprod(drafts[:, s] >= 0).sum())
+        out.count[s] = count if there else 0
         out.contexts[s] = out.first[s] + q_len if there else 0
         out.position[mine] = out.first[s] + np.arange(q_len) if there else 0
         out.draft[s] = -1
         if there:
-            out.draft[s, :n_drafts] = drafts[:, s]
-        newest = accepted.token[s, further - 1]
-        out.tokens[mine] = [newest, *drafts[:, s]] if there else 0
+            out.draft[s, :count] = drafts[:count, s]
+        newest, padding = accepted.token[s, further - 1], [0] * (n_drafts - count)
+        out.tokens[mine] = [newest, *drafts[:count, s], *padding] if there else 0

@@ -1,14 +1,12 @@
-"""What lookup proposes for one request, and how often it has been right.
+"""How often lookup's proposals for one request have been right.
 
-Owns the request's index and that record, which is kept of drafts that no step verified, too: the
-tokens that came instead say what would have become of them. Knows no step and no device.
+Owns that record, which is kept of drafts that no step verified, too: the tokens that came instead
+say what would have become of them. Knows no step and no device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from baton_worker.engine.ngram import NgramIndex, NgramSizes
 
 _AT_FIRST = 0.5
 """Taken for the share of first drafts that are right, of a request of which none is known."""
@@ -19,29 +17,35 @@ _WEIGHT = 0.125
 class Lookup:
     """See the module."""
 
-    __slots__ = ("_first", "_index", "_share_right")
+    __slots__ = ("_first", "_n_found", "_share_right")
 
-    def __init__(self, sizes: NgramSizes) -> None:
-        self._index = NgramIndex(sizes)
+    def __init__(self) -> None:
+        """Nothing has been proposed."""
         self._first: tuple[int, int] | None = None
+        self._n_found = 0
         self._share_right = _AT_FIRST
 
-    def propose(self, tokens: Sequence[int], drafts: Sequence[int], count: int) -> tuple[int, ...]:
-        """See `NgramIndex.propose`; notes what has become of the proposal before."""
-        self._judge(tokens)
-        found = self._index.propose(tokens, drafts, count)
-        self._first = (len(tokens) + len(drafts), found[0]) if found else None
-        return found
+    def note(self, tokens: Sequence[int], n_before: int, found: Sequence[int]) -> None:
+        """Note what has become of the proposal before, and the newest one.
 
-    def gain_tokens(self, count: int) -> float:
-        """Return how many drafts may be right of `count` that are found behind the next token.
+        Args:
+            tokens: of the request.
+            n_before: drafts that others have made, behind which this one stands.
+            found: may be empty.
+        """
+        self._judge(tokens)
+        self._first = (len(tokens) + n_before, found[0]) if found else None
+        self._n_found = len(found)
+
+    def gain_tokens(self) -> float:
+        """Return how many drafts may be right of those that are found behind the next token.
 
         For that token the newest proposal stands, which found as many: it must be right first, or
         there will be nothing to find. Each draft counts only if those before it are right, and is
         taken to be as often as a first one.
         """
         gain, right = 0.0, self._share_right
-        for _ in range(count):
+        for _ in range(self._n_found):
             right *= self._share_right
             gain += right
         return gain

@@ -13,6 +13,7 @@ from baton_ops import experts as mixtures
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.expert_kernels import ExpertLimits, ExpertSum, Router
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
+from baton_worker.engine.backends.device.lookup_kernels import Histories
 from baton_worker.engine.backends.device.operands import Norm
 from baton_worker.engine.backends.device.rank_kernels import Exchange
 from baton_worker.engine.backends.device.scaled_kernels import Beside, Scaled
@@ -35,6 +36,7 @@ from baton_worker.engine.backends.device.seam import (
     Tensor,
 )
 from baton_worker.engine.backends.latent import OpsLatentKernels
+from baton_worker.engine.ngram import NgramSizes
 
 
 class OpsKernels:
@@ -189,6 +191,23 @@ class OpsKernels:
             drafts,
             sampling.NextStep(*fed),
             sampling.NextStep(*out),
+        )
+
+    def look_up(
+        self,
+        accepted: Accepted,
+        histories: Histories,
+        drafts: Tensor,
+        n_before: int,
+        sizes: NgramSizes,
+    ) -> None:
+        """See `LookUpKernels.look_up`."""
+        sampling.look_up_into(
+            cuda.Accepted(*accepted),
+            sampling.Histories(*histories),
+            drafts,
+            n_before,
+            sampling.Ngrams(sizes.shortest, sizes.longest),
         )
 
     def plan_scores(

@@ -20,6 +20,7 @@ from baton_worker.engine.kv.pool import NULL_BLOCK
 from baton_worker.engine.kv.sharing import Pull, is_over
 from baton_worker.engine.lookup import Lookup
 from baton_worker.engine.model.shape import ModelShape
+from baton_worker.engine.ngram import NgramIndex
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.scheduling.logit_bias import LogitBias, logit_bias_of
 from baton_worker.engine.scheduling.waiting_queue import Arrival
@@ -103,7 +104,8 @@ class RequestState:
         n_prompt_told: prompt positions whose logprobs were told; the first has none.
         has_foreign_kv: whether its KV came with a handoff.
         block_names: contents of its full blocks, see `prefix_cache`; `n_named` were offered.
-        lookup: what has been looked up for it, once anything was.
+        ngrams: where lookup finds its drafts, if it is a source on the host; `lookup`: how often
+            they were right, if that is asked.
         turn: its place among its gateway's requests; see `waiting_queue` for this, `arrival`, its
             place among all, `n_overtaken`, later ones admitted before it, and `is_promoted`.
         ahead: blocks of it that were pulled before its offer.
@@ -149,6 +151,7 @@ class RequestState:
     has_foreign_kv: bool = False
     block_names: list[bytes] = field(default_factory=list)
     n_named: int = 0
+    ngrams: NgramIndex | None = None
     lookup: Lookup | None = None
     n_open: int = 1
 

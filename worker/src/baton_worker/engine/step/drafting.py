@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import baton_ops
-from baton_worker.engine.lookup import Lookup
+from baton_worker.engine.ngram import NgramIndex
 from baton_worker.engine.options import DraftSources
 from baton_worker.engine.output.outcome import KeptRow
 from baton_worker.engine.scheduling.batch import Batch
@@ -61,7 +61,7 @@ class Drafter:
         if not n_draft:
             return
         for row, (drafts, scores) in zip(rows, by_model, strict=True):
-            found = look_up(self._sources, row.request, drafts, n_draft - n_model)
+            found = _look_up(self._sources, row.request, drafts, n_draft - n_model)
             row.request.drafts = drafts + found
             row.request.draft_scores = scores
 
@@ -86,25 +86,16 @@ class Drafter:
         return list(zip(drafts, _scores_by_row(proposal, k), strict=True))
 
 
-def look_up(
+def _look_up(
     sources: DraftSources, request: RequestState, drafts: tuple[int, ...], count: int
 ) -> tuple[int, ...]:
     """Return up to `count` drafts behind `drafts` that prompt lookup makes, if it is a source."""
     sizes = sources.ngram
     if sizes is None or count <= 0:
         return ()
-    if request.lookup is None:
-        request.lookup = Lookup(sizes)
-    return request.lookup.propose(request.tokens, drafts, count)
-
-
-def gain_tokens(request: RequestState, n_model: int) -> float:
-    """Return how many more tokens a request may emit by what lookup will find behind its next one,
-    as it has now, behind `n_model` drafts of the MTP layer.
-    """
-    if request.lookup is None:
-        return 0.0
-    return request.lookup.gain_tokens(len(request.usable_drafts()) - n_model)
+    if request.ngrams is None:
+        request.ngrams = NgramIndex(sizes)
+    return request.ngrams.propose(request.tokens, drafts, count)
 
 
 def _scores_by_row(proposal: Proposal, k: npt.NDArray[np.int32]) -> list[DraftScores]:

@@ -22,14 +22,13 @@ from baton_worker.engine.backends.device.results import Results, Told, stride
 from baton_worker.engine.backends.device.scores import DeviceScores, draft_scores
 from baton_worker.engine.backends.device.seam import Event
 from baton_worker.engine.backends.device.shapes import StepShape
-from baton_worker.engine.options import DraftSources
+from baton_worker.engine.lookup import Lookup
 from baton_worker.engine.output.outcome import KeptRow, freeze
 from baton_worker.engine.output.snapshot import NO_SNAPSHOT, PromptRow, StepSnapshot
 from baton_worker.engine.sampling.sampler import Chosen
 from baton_worker.engine.scheduling.batch import Batch, FedSequence
 from baton_worker.engine.scheduling.plans import PrefillChunk
 from baton_worker.engine.scheduling.requests import RequestState
-from baton_worker.engine.step.drafting import look_up
 from baton_worker.engine.step.failures import Failures
 from baton_worker.engine.step.keeping import advance, emitted_of, keep_all
 from baton_worker.messages import NO_DRAFT_SCORES, DraftScores
@@ -102,7 +101,6 @@ class DeviceFlight:
     carried: Carried
     n_draft: int
     use_mtp: bool
-    sources: DraftSources
     pace: Pace
     lineup: Lineup | None = None
     behind: Event | None = None
@@ -166,15 +164,13 @@ class DeviceFlight:
         return Laid(batch, at, tuple([start for _, start in chunks]))
 
     def _note_pace(self, kept: tuple[KeptRow, ...]) -> None:
-        """Note what it took, where it went ahead of its tokens or waited for lookup's drafts."""
-        shape, is_ahead = self.program.shape, self.carried.is_ahead
-        is_of_lookup = shape.q_len > shape.n_drafts + shape.n_known
-        if self.behind is None or self.launch.is_first or not kept:
+        """Note what it took, if it was launched before the one before had come."""
+        shape = self.program.shape
+        if self.behind is None or self.launch.is_first or not kept or not self.carried.is_ahead:
             return
-        if is_ahead or is_of_lookup:
-            seconds = self.came.seconds_since(self.behind)
-            tokens_each = sum([row.row.n_tokens for row in kept]) / len(kept)
-            self.pace.note(shape.n_sampled, is_ahead, seconds, tokens_each)
+        seconds = self.came.seconds_since(self.behind)
+        tokens_each = sum([row.row.n_tokens for row in kept]) / len(kept)
+        self.pace.note(shape.n_sampled, shape.feeds_found, seconds, tokens_each)
 
     def _draft(self, kept: tuple[KeptRow, ...], laid: Laid, told: Told, failures: Failures) -> None:
         """Set the requests that go on up with their drafts."""
@@ -182,7 +178,7 @@ class DeviceFlight:
         n_model = shape.n_drafts
         if not self.n_draft:
             return
-        made = told.results.drafts.reshape(n_model, stride(shape))[:, laid.at].T.tolist()
+        made = told.results.drafts.reshape(shape.n_made, stride(shape))[:, laid.at].T.tolist()
         scores = [NO_DRAFT_SCORES] * len(kept)
         if n_model and shape.draft_top >= 0:
             scores = self._draft_scores(kept, laid, told.results)
@@ -192,9 +188,11 @@ class DeviceFlight:
                 continue
             if n_model and broken[index]:
                 failures.add(request, "draft logits")
-            drafts = tuple(made[index])
-            more = look_up(self.sources, request, drafts, self.n_draft - n_model)
-            request.drafts, request.draft_scores = drafts + more, scores[index]
+            drafts = tuple(itertools.takewhile(_is_draft, made[index]))
+            request.drafts, request.draft_scores = drafts, scores[index]
+            if shape.n_found:
+                request.lookup = request.lookup or Lookup()
+                request.lookup.note(request.tokens, n_model, drafts[n_model:])
 
     def _draft_scores(
         self, kept: tuple[KeptRow, ...], laid: Laid, results: Results
@@ -212,8 +210,12 @@ class DeviceFlight:
         ]
 
 
+def _is_draft(token: int) -> bool:
+    return token >= 0
+
+
 def _with_drafts(sequence: FedSequence, most: int) -> FedSequence:
-    """Return a sequence with the drafts that a step which went ahead has fed: no lookup's."""
+    """Return a sequence with the drafts that a step which went ahead has fed."""
     if not sequence.verified:
         return sequence
     return sequence._replace(drafts=sequence.request.usable_drafts()[:most])

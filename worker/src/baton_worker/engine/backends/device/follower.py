@@ -74,6 +74,10 @@ class Follower:
                 counts = np.frombuffer(order.counts, np.int32)
                 seen = np.frombuffer(order.seen, np.uint8)
                 self._engines[order.engine].steps.counts.fill(order.slot, counts, seen)
+            case orders.Remember():
+                histories = self._engines[order.engine].steps.histories
+                assert histories is not None, "lookup is a source on all ranks"
+                histories.fill(order.slot, order.tokens)
             case orders.Score():
                 steps = self._engines[order.engine].steps
                 final = steps.space.tokens(order.n_tokens).final

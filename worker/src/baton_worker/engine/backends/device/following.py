@@ -38,6 +38,10 @@ class EngineFollowers:
         """Fill a request's place as here."""
         self._tell(orders.Penalise(self._engine, slot, counts.tobytes(), seen.tobytes()))
 
+    def remember(self, slot: int, tokens: Sequence[int]) -> None:
+        """Fill a request's place as here."""
+        self._tell(orders.Remember(self._engine, slot, tuple(tokens)))
+
     def score(self, n_tokens: int, rows: range) -> None:
         """Compute the logits that this rank computes next."""
         self._tell(orders.Score(self._engine, n_tokens, rows.start, rows.stop))

@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
     """The fields, of the device or of the host.
 
     T sequences have a table, the first B of them choose tokens from R rows; N flat tokens. Absent
-    sequences have no context, no drafts, no logprobs, no slot and no start.
+    sequences have no context, no drafts, no logprobs, no slots and no start.
 
     Attributes:
         tokens, sequence, position: i32[N].
@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
         cu_rows: i32[B + 1]. draft: i32[B, K]. count, k, starts, first: i32[B]; `starts`: the first
             flat token that chooses, `first`: its position. drafting: i32[B], the sequence, or -1.
         temperature, min_p: f32[B]. top_p: f64[B]. top_k: i32[B]. seeds, positions: i64[B].
-        slot: i32[B]. repetition, frequency, presence: f32[B]. bias_starts: i32[B + 1].
+        slot, history: i32[B]. repetition, frequency, presence: f32[B]. bias_starts: i32[B + 1].
         bias_ids: i32[*]. bias: f32[*]. mask_starts: i32[R + 1]. masked: i32[*].
         score_temperature, score_top_p: f32[B]. first_row: i32[B].
         draft_k, draft_rows: i32[B]. draft_offsets, draft_topk_offsets: i32[B + 1].
@@ -69,6 +69,7 @@ class Inputs(NamedTuple):
     seeds: Any
     positions: Any
     slot: Any
+    history: Any
     repetition: Any
     frequency: Any
     presence: Any

@@ -29,6 +29,7 @@ class Lineup:
         order: whose each of the step's places is; None: nobody's.
         sampled: the sequences by place; their drafts say how many, not which.
         at: i64[*], the place of each among the step's B sequences, ascending.
+        q_len: tokens that each feeds.
         rules: of the same sequences. They do not change either: a request that may be stepped ahead
             has none that depend on its tokens.
     """
@@ -37,6 +38,7 @@ class Lineup:
     order: tuple[RequestState | None, ...]
     sampled: tuple[FedSequence, ...]
     at: npt.NDArray[np.int64]
+    q_len: int
     rules: StepRules
 
 

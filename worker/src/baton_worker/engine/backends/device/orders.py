@@ -68,6 +68,14 @@ class Penalise(msgspec.Struct, frozen=True, tag="penalise"):
     seen: bytes
 
 
+class Remember(msgspec.Struct, frozen=True, tag="remember"):
+    """Fill a request's place: its tokens."""
+
+    engine: int
+    slot: int
+    tokens: tuple[int, ...]
+
+
 class Score(msgspec.Struct, frozen=True, tag="score"):
     """Compute the logits of rows `start : stop` of the last step's `n_tokens` normed states."""
 
@@ -97,7 +105,9 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
     """Finish all work and tell what is used; answered by `Measured`."""
 
 
-Order = Open | Connect | Meet | Shut | Step | Penalise | Score | Import | Export | Measure
+Order = (
+    Open | Connect | Meet | Shut | Step | Penalise | Remember | Score | Import | Export | Measure
+)
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):

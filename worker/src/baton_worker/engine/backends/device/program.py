@@ -15,8 +15,10 @@ import numpy as np
 from baton_worker.engine.api import Launched, LaunchKind
 from baton_worker.engine.backends.device.decoder import Decoder, Fed, Group
 from baton_worker.engine.backends.device.drafting import Drafter
+from baton_worker.engine.backends.device.histories import HistoryMemory
 from baton_worker.engine.backends.device.inputs import Flags, Inputs, flag_fields, input_fields
 from baton_worker.engine.backends.device.layout import Layout
+from baton_worker.engine.backends.device.lookup_kernels import Histories
 from baton_worker.engine.backends.device.results import Results, Told, result_fields, stride
 from baton_worker.engine.backends.device.sampler import Sampler
 from baton_worker.engine.backends.device.seam import (
@@ -31,7 +33,8 @@ from baton_worker.engine.backends.device.seam import (
     Tensor,
 )
 from baton_worker.engine.backends.device.shapes import StepShape
-from baton_worker.engine.backends.device.workspace import Workspace
+from baton_worker.engine.backends.device.workspace import NextSpace, Workspace
+from baton_worker.engine.ngram import NgramSizes
 
 _MOST_GRAPHS = 256
 _MOST_PROMPTS = 64
@@ -40,7 +43,9 @@ takes the host milliseconds while the device has nothing to do."""
 
 
 class Machine(NamedTuple):
-    """What every step is launched with. `drafter`: None without an MTP layer."""
+    """What every step is launched with. `drafter`: None without an MTP layer; `histories`: None
+    without lookup, whose n-grams are of `ngrams`.
+    """
 
     device: Device
     kernels: Kernels
@@ -48,6 +53,8 @@ class Machine(NamedTuple):
     sampler: Sampler
     drafter: Drafter | None
     space: Workspace
+    histories: HistoryMemory | None = None
+    ngrams: NgramSizes | None = None
 
 
 class Mark(NamedTuple):
@@ -129,13 +136,13 @@ class Program:
         device, memory = machine.device, buffers.device
         self.inputs = [Inputs(**inputs.on_host(lane.up)) for lane in buffers.lanes]
         self._told = Inputs(**inputs.on_device(device, memory))
-        self._next = machine.space.next.of(shape.sequences, shape.q_len, shape.rows_each - 1)
+        self._next = self._space().of(shape.sequences, shape.q_len, shape.rows_each - 1)
         self._inputs = self._told
         if shape.is_repeated:
             self._inputs = self._told._replace(**fed_next(self._next))
         self._flags = Flags(**flags.on_device(device, memory))
         self._results = Results(**results.on_device(device, memory))
-        drafts = (shape.n_drafts, stride(shape))
+        drafts = (shape.n_made, stride(shape))
         self._drafts = device.view(memory, results.at("drafts"), drafts, "int32")
         self._uploaded = device.rows(memory, 0, flags.stop)
         self._downloaded = device.rows(memory, flags.start, results.stop)
@@ -232,17 +239,40 @@ class Program:
             self._choose(accepted)
         if machine.drafter is not None:
             machine.drafter.propose(shape, fed, inputs, self._flags, accepted, self._results)
+        if shape.n_sampled and shape.n_found:
+            self._look_up(accepted)
         if shape.n_sampled and shape.n_mtp <= 1:
             self._advance(accepted)
         machine.decoder.end_unit()
 
+    def _look_up(self, accepted: Accepted) -> None:
+        """Write the drafts behind the MTP layer's."""
+        machine, inputs = self._machine, self._inputs
+        assert machine.histories is not None, "of a shape in which lookup makes drafts"
+        assert machine.ngrams is not None, "of a shape in which lookup makes drafts"
+        tokens = machine.histories.tokens
+        places = Histories(inputs.starts, inputs.first, inputs.history, tokens)
+        n_before = self.shape.n_drafts
+        machine.kernels.look_up(accepted, places, self._drafts, n_before, machine.ngrams)
+
     def _advance(self, accepted: Accepted) -> None:
-        """Tell a step that may be launched behind this one what it feeds."""
-        shape, inputs = self.shape, self._inputs
+        """Tell a step that may be launched behind this one what it feeds, with lookup's drafts and
+        without; what this one was told is overwritten last.
+        """
+        shape, inputs, space = self.shape, self._inputs, self._machine.space
         fed = self._next._replace(first=inputs.first, draws=inputs.positions)
-        n_drafts = shape.n_drafts
-        behind = self._machine.space.next.of(shape.n_sampled, n_drafts + 1, n_drafts)
-        self._machine.kernels.advance(accepted, inputs.starts, self._drafts, fed, behind)
+        behind = [(space.next, shape.n_drafts)]
+        if shape.n_found:
+            behind.append((space.next_with_found, shape.n_made))
+        for own, n_drafts in sorted(behind, key=lambda one: one[0] is self._space()):
+            out = own.of(shape.n_sampled, n_drafts + 1, n_drafts)
+            drafts = self._machine.device.rows(self._drafts, 0, n_drafts)
+            self._machine.kernels.advance(accepted, inputs.starts, drafts, fed, out)
+
+    def _space(self) -> NextSpace:
+        """Return where a step like this is told what it feeds."""
+        space = self._machine.space
+        return space.next_with_found if self.shape.feeds_found else space.next
 
     def _choose(self, accepted: Accepted) -> None:
         machine, shape, inputs = self._machine, self.shape, self._inputs

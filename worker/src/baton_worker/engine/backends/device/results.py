@@ -19,8 +19,10 @@ class Results(NamedTuple):
         n_accepted: i32[B]. token: i32[B, K + 1].
         row_offset, topk_offset: i32[R + 1], where each emitted token's logprobs lie.
         logprob: f32[R]. rank: i32[R]. topk_token: i32[R * k]. topk_logprob: f32[R * k].
-        drafts: i32[drafts * `stride`], one draft of all sequences after the other.
-        draft_logprob, draft_rank: alike. draft_topk_token, draft_topk_logprob: k times as wide.
+        drafts: i32[(MTP's drafts + lookup's) * `stride`], one draft of all sequences after the
+            other; -1: lookup found none.
+        draft_logprob, draft_rank: alike, of MTP's. draft_topk_token, draft_topk_logprob: k times as
+            wide.
     """
 
     n_accepted: Any
@@ -65,7 +67,7 @@ def result_fields(shape: StepShape) -> dict[str, Field]:
         "rank": Field("int32", (n_scored,)),
         "topk_token": Field("int32", (n_scored * top,)),
         "topk_logprob": Field("float32", (n_scored * top,)),
-        "drafts": Field("int32", (n_drafts,)),
+        "drafts": Field("int32", (shape.n_made * stride(shape),)),
         "draft_logprob": Field("float32", (n_told,)),
         "draft_rank": Field("int32", (n_told,)),
         "draft_topk_token": Field("int32", (n_told * draft_top,)),

@@ -66,13 +66,20 @@ class StepRules:
     Args:
         sampled: what chooses tokens, before anything was chosen.
         slots: where each penalised request's counts are.
+        histories: where each request's tokens are, if lookup is a source.
 
     Attributes:
         n_entries: room that the longer list needs.
     """
 
-    def __init__(self, sampled: Sequence[FedSequence], slots: Mapping[RequestState, int]) -> None:
+    def __init__(
+        self,
+        sampled: Sequence[FedSequence],
+        slots: Mapping[RequestState, int],
+        histories: Mapping[RequestState, int],
+    ) -> None:
         self._slots = [slots.get(s.request, -1) for s in sampled]
+        self._histories = [histories.get(s.request, -1) for s in sampled]
         self._biases = [s.request.logit_bias for s in sampled]
         self._masks = [_masks(s) if is_processed(s.request) else [] for s in sampled]
         n_biased = sum(len(bias.bias_ids) for bias in self._biases if bias is not None)
@@ -85,8 +92,8 @@ class StepRules:
         Args:
             places: i64[*], of these sequences among the step's, ascending.
         """
-        to.slot[:] = -1
-        to.slot[places] = self._slots
+        to.slot[:], to.history[:] = -1, -1
+        to.slot[places], to.history[places] = self._slots, self._histories
         sizes = np.zeros(len(to.bias_starts) - 1, np.int64)
         at = 0
         for place, bias in zip(places.tolist(), self._biases, strict=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,6 @@ from baton_worker.engine.backends.device.following import EngineFollowers
 from baton_worker.engine.backends.device.inputs import fill, fill_ahead
 from baton_worker.engine.backends.device.lineup import LaneInputs, Lineup, places
 from baton_worker.engine.backends.device.pace import Pace
-from baton_worker.engine.backends.device.penalties import PenaltyCounts, PenaltySlots
 from baton_worker.engine.backends.device.program import (
     N_LANES,
     Launch,
@@ -36,13 +34,13 @@ from baton_worker.engine.backends.device.shapes import (
     sequence_bucket,
     width_bucket,
 )
+from baton_worker.engine.backends.device.slots import Slots
 from baton_worker.engine.backends.device.steps import Steps
 from baton_worker.engine.options import EngineOptions
 from baton_worker.engine.output.snapshot import StepSnapshot
 from baton_worker.engine.scheduling.batch import Batch, FedSequence, assemble
 from baton_worker.engine.scheduling.plans import PrefillChunk, StepPlan
 from baton_worker.engine.scheduling.requests import RequestState
-from baton_worker.engine.step.drafting import gain_tokens
 from baton_worker.engine.step.failures import Failures
 from baton_worker.engine.step.in_flight import Mark
 from baton_worker.engine.step.prompt_logprobs import score_prompts
@@ -65,9 +63,9 @@ class DeviceRunner:
         self._options = options
         self._steps = steps
         self._followers = followers
-        # Not by a method of its own: a closed engine's memory would wait for the collector.
-        fill = partial(_fill_counts, steps.counts, followers)
-        self._slots = PenaltySlots(options.max_running, fill)
+        # Not by methods of its own: a closed engine's memory would wait for the collector.
+        self._counted = Slots(options.max_running, partial(_fill_counts, steps, followers))
+        self._remembered = Slots(options.max_running, partial(_fill_history, steps, followers))
         self._programs = steps.programs
         self._lane = 0
         self._ahead = LaneInputs()
@@ -88,7 +86,7 @@ class DeviceRunner:
         batch = assemble(plan.decode, plan.prefill)
         assert len(batch.tokens) <= plan.most_tokens, "the plan's bound holds (R29)"
         requests = tuple(s.request for s in batch.sampled)
-        rules = StepRules(batch.sampled, self._slots.assign(requests))
+        rules = self._rules(batch.sampled)
         program, lane = self._programs.of(self._shape(batch, rules, n_draft)), self._next_lane()
         self._ahead.forget()
         fill(program.inputs[lane], batch, program.shape, rules)
@@ -103,9 +101,9 @@ class DeviceRunner:
         """See `AheadRunner.start_ahead`.
 
         What a prompt feeds is known; but its logprobs are taken while its step is waited for. Of
-        who decodes the device knows the newest token and the MTP layer's drafts, so lookup's are
-        left out unless they are worth a wait; and what it may not choose, when that does not hang
-        on the tokens themselves. Where half of many places or more are empty, a step that waits
+        who decodes the device knows the newest token and its drafts; and what it may not choose,
+        when that does not hang on the tokens themselves. Lookup's drafts are fed where that is
+        worth their rows. Where half of many places or more are empty, a step that waits
         lays the others out anew: else the last request of a burst would be computed among all
         places that the burst had.
         """
@@ -116,19 +114,18 @@ class DeviceRunner:
         before = behind.program.shape
         if self._options.n_open_tokens > 1:  # what is fed before the newest token, no kernel tells
             return None
-        if before.n_drafts != self._n_by_model(n_draft):
+        made = self._n_by_model(n_draft), self._n_by_lookup(n_draft)
+        if (before.n_drafts, before.n_found) != made:
             return None
         is_known = behind.lineup is not None and behind.lineup.decode == plan.decode
         if not (is_known or all(map(is_known_ahead, plan.decode))):
             return None
         if self._is_mostly_empty(before.n_sampled, len(plan.decode)):
             return None
-        if self._waits_for_lookup(before, plan.decode):
-            return None
         if plan.prefill:
             return self._start_mixed(behind, plan, n_draft)
-        shape, lineup = self._shape_ahead(behind), behind.lineup
-        if lineup is None or lineup.decode != plan.decode:
+        shape, lineup = self._shape_ahead(behind, plan.decode), behind.lineup
+        if lineup is None or lineup.decode != plan.decode or lineup.q_len != shape.q_len:
             lineup = self._lineup(behind, plan, shape.q_len)
             shape = self._chosen_shape(shape, lineup.sampled, lineup.rules)
         n_fed = len(plan.decode) * shape.q_len
@@ -146,7 +143,7 @@ class DeviceRunner:
 
         Whose prompt ends in it stands behind all those places, empty ones too.
         """
-        shape, chunks = self._shape_ahead(behind), assemble((), plan.prefill)
+        shape, chunks = self._shape_ahead(behind, plan.decode), assemble((), plan.prefill)
         n_places = shape.sequences + len(chunks.sampled)
         if n_places > self._options.max_running:
             return None
@@ -154,7 +151,7 @@ class DeviceRunner:
         ending = [s._replace(start=s.start + shape.n_decoded) for s in chunks.sampled]
         order += (None,) * (shape.sequences - len(order)) + tuple(s.request for s in ending)
         sampled, at = (*decoding, *ending), np.append(at, np.arange(shape.sequences, n_places))
-        rules = StepRules(sampled, self._slots.assign([s.request for s in sampled]))
+        rules = self._rules(sampled)
         shape = self._chosen_shape(self._with_chunks(shape, chunks), sampled, rules)
         n_fed = len(plan.decode) * shape.q_len + len(chunks.tokens)
         assert n_fed <= plan.most_tokens, "the plan's bound holds (R29)"
@@ -190,8 +187,13 @@ class DeviceRunner:
 
     def _lineup(self, behind: DeviceFlight, plan: StepPlan, q_len: int) -> Lineup:
         order, sampled, at = _placed(plan.decode, behind, q_len)
-        rules = StepRules(sampled, self._slots.assign([s.request for s in sampled]))
-        return Lineup(plan.decode, order, sampled, at, rules)
+        return Lineup(plan.decode, order, sampled, at, q_len, self._rules(sampled))
+
+    def _rules(self, sampled: Sequence[FedSequence]) -> StepRules:
+        requests = [s.request for s in sampled]
+        counted = self._counted.assign([r for r in requests if r.penalties is not None])
+        is_asked = self._options.drafts.ngram is not None
+        return StepRules(sampled, counted, self._remembered.assign(requests) if is_asked else {})
 
     def _flight(
         self,
@@ -211,7 +213,6 @@ class DeviceRunner:
             carried=carried,
             n_draft=n_draft,
             use_mtp=self._options.use_mtp,
-            sources=self._options.drafts,
             pace=self._pace,
             lineup=lineup,
             behind=self._end_of_newest(carried),
@@ -229,19 +230,23 @@ class DeviceRunner:
         goes_on = any(s.verified and s.request in there for s in carried.sampled)
         return newest.came if goes_on else None
 
-    def _waits_for_lookup(self, before: StepShape, decode: Sequence[RequestState]) -> bool:
-        """Whether what lookup found behind the last step that landed makes its drafts behind the
-        one under way worth a wait.
+    def _feeds_found(self, before: StepShape, decode: Sequence[RequestState]) -> bool:
+        """Whether what lookup found behind the last step that landed makes what it finds behind the
+        one under way worth its rows.
         """
-        if self._options.drafts.ngram is None:
+        if not before.n_found:
             return False
-        gain = sum([gain_tokens(request, before.n_drafts) for request in decode])
-        return self._pace.is_worth_a_wait(before.n_sampled, gain / len(decode))
+        gain = sum([r.lookup.gain_tokens() for r in decode if r.lookup is not None])
+        return self._pace.are_worth_rows(before.n_sampled, gain / len(decode))
 
     def _n_by_model(self, n_draft: int) -> int:
         """Return how many of `n_draft` drafts the MTP layer makes here."""
         options = self._options
         return options.drafts.model_steps(n_draft) if options.use_mtp else 0
+
+    def _n_by_lookup(self, n_draft: int) -> int:
+        """Return how many of them lookup may make."""
+        return n_draft - self._n_by_model(n_draft) if self._options.drafts.ngram else 0
 
     def _is_mostly_empty(self, n_places: int, count: int) -> bool:
         """Whether `count` sequences are worth one step that waits, and so has fewer places."""
@@ -252,10 +257,10 @@ class DeviceRunner:
         self._lane = (self._lane + 1) % N_LANES
         return self._lane
 
-    def _shape_ahead(self, behind: DeviceFlight) -> StepShape:
+    def _shape_ahead(self, behind: DeviceFlight, decode: Sequence[RequestState]) -> StepShape:
         """Return the shape of a step behind another one, as wide as its places may reach."""
         before, options = behind.program.shape, self._options
-        q_len = before.n_drafts + 1
+        q_len = 1 + (before.n_made if self._feeds_found(before, decode) else before.n_drafts)
         known = [r for r in behind.carried.order if r is not None]
         computed, told = max([r.n_computed for r in known]), max([len(r.tokens) for r in known])
         last = max(computed + before.q_len, told) + q_len + before.n_drafts
@@ -297,6 +302,7 @@ class DeviceRunner:
             n_rules=0,
             n_mtp=options.n_mtp,
             n_known=max(q_len - n_fed, 1),
+            n_found=self._n_by_lookup(n_draft),
         )
         return self._chosen_shape(shape, batch.sampled, rules)
 
@@ -332,16 +338,24 @@ class DeviceRunner:
 
 
 def _fill_counts(
-    counts: PenaltyCounts,
-    followers: EngineFollowers | None,
-    slot: int,
-    counted: npt.NDArray[Any],
-    seen: npt.NDArray[Any],
+    steps: Steps, followers: EngineFollowers | None, slot: int, request: RequestState
 ) -> None:
     """Fill a request's place on all ranks."""
+    assert request.penalties is not None, "who has none has no place"
+    counted, seen = request.penalties.counts, request.penalties.seen.view(np.uint8)
     if followers is not None:
         followers.penalise(slot, counted, seen)
-    counts.fill(slot, counted, seen)
+    steps.counts.fill(slot, counted, seen)
+
+
+def _fill_history(
+    steps: Steps, followers: EngineFollowers | None, slot: int, request: RequestState
+) -> None:
+    """Fill a request's place on all ranks."""
+    assert steps.histories is not None, "asked with lookup alone"
+    if followers is not None:
+        followers.remember(slot, request.tokens)
+    steps.histories.fill(slot, request.tokens)
 
 
 def _is_scored(chunk: PrefillChunk) -> bool:

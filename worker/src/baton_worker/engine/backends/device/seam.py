@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from baton_worker.engine.backends.device.expert_kernels import ExpertKernels, Routes
 from baton_worker.engine.backends.device.latent_kernels import LatentKernels
+from baton_worker.engine.backends.device.lookup_kernels import LookUpKernels
 from baton_worker.engine.backends.device.operands import (
     Accepted,
     DraftRows,
@@ -226,7 +227,7 @@ class Device(Protocol):
         """Wait for all work; raises `DeviceError` when some of it failed."""
 
 
-class Kernels(RankKernels, ExpertKernels, ScaledKernels, Protocol):
+class Kernels(RankKernels, ExpertKernels, ScaledKernels, LookUpKernels, Protocol):
     """The arithmetic of a step. The order of every sum is fixed by a weight's or head's shape
     alone: a row's bits do not depend on the other rows, on how many there are, or on padding.
     """
@@ -393,6 +394,6 @@ class Kernels(RankKernels, ExpertKernels, ScaledKernels, Protocol):
         """Write what the step behind this one feeds: the newest tokens and their drafts.
 
         Each sequence stands n_accepted + 1 positions further. `drafts` is i32[K, *], one draft of
-        all sequences after the other; `starts` i32[S] is -1 for who is not there: its tokens and
-        positions are 0. `fed` (`first` and `draws` are read) may be `out`.
+        all sequences after the other, -1 from where one has none; `starts` i32[S] is -1 for who is
+        not there: its tokens and positions are 0. `fed` (`first`, `draws` are read) may be `out`.
         """

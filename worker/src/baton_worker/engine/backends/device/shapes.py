@@ -38,6 +38,7 @@ class StepShape(NamedTuple):
         draft_top: alternatives of a draft's logprob at most; -1: none are told.
         n_rules: room for biases, and for masked ids.
         n_mtp: MTP layers that follow.
+        n_found: drafts that lookup makes behind the MTP layer's.
     """
 
     sequences: int
@@ -52,6 +53,7 @@ class StepShape(NamedTuple):
     n_rules: int
     n_mtp: int = 0
     n_known: int = 1
+    n_found: int = 0
 
     @property
     def rows_each(self) -> int:
@@ -92,6 +94,16 @@ class StepShape(NamedTuple):
     def n_fed(self) -> int:
         """K, columns for drafts: one at least, so that no tensor is empty."""
         return max(self.rows_each - 1, 1)
+
+    @property
+    def n_made(self) -> int:
+        """Drafts that the step makes for the next one."""
+        return self.n_drafts + self.n_found
+
+    @property
+    def feeds_found(self) -> bool:
+        """Whether it verifies more drafts than the MTP layer's."""
+        return self.n_found > 0 and self.q_len > self.n_drafts + self.n_known
 
     @property
     def are_rows_all(self) -> bool:

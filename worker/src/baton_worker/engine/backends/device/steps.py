@@ -11,6 +11,7 @@ from typing import NamedTuple
 from baton_worker.engine.backends.device.collective import Collective
 from baton_worker.engine.backends.device.decoder import Decoder
 from baton_worker.engine.backends.device.drafting import Drafter
+from baton_worker.engine.backends.device.histories import HistoryMemory
 from baton_worker.engine.backends.device.penalties import PenaltyCounts
 from baton_worker.engine.backends.device.program import Machine, Programs
 from baton_worker.engine.backends.device.prompts import PromptScorer
@@ -46,6 +47,7 @@ class Steps:
 
     Attributes:
         space, counts, prompts, programs: see each.
+        histories: None without lookup.
 
     Raises:
         DeviceError: the device has too little memory for the largest step.
@@ -67,6 +69,9 @@ class Steps:
         self.space = space
         self.counts = PenaltyCounts(device, options.max_running, model_shape.vocab_size)
         self.prompts = PromptScorer(device, kernels, decoder, space, options.max_top_k)
+        ngrams, self.histories = options.drafts.ngram, None
+        if ngrams is not None:
+            self.histories = HistoryMemory(device, options.max_running, options.max_model_len)
         machine = Machine(
             device=device,
             kernels=kernels,
@@ -74,6 +79,8 @@ class Steps:
             sampler=Sampler(device, kernels, self.counts, space.logprobs),
             drafter=Drafter(device, kernels, decoder, space) if options.use_mtp else None,
             space=space,
+            histories=self.histories,
+            ngrams=ngrams,
         )
         self.programs = Programs(machine, _largest(options))
 
@@ -106,4 +113,5 @@ def _largest(options: EngineOptions) -> StepShape:
         n_rules=_RULES,
         n_mtp=options.n_mtp,
         n_known=options.n_open_tokens,
+        n_found=MAX_DRAFTS,
     )

@@ -13,9 +13,13 @@ from collections.abc import Callable
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.engine import DeviceEngine, parts_of
+from baton_worker.engine.backends.device.runner import DeviceRunner
 from baton_worker.engine.backends.device.shapes import sequence_bucket
 from baton_worker.engine.engine import StepEngine
 from baton_worker.engine.options import EngineOptions
+from baton_worker.engine.output.snapshot import StepSnapshot
+from baton_worker.engine.scheduling.plans import StepPlan
+from baton_worker.engine.step.in_flight import Mark
 from baton_worker.identity import RequestKey
 from baton_worker.messages import Submit
 from baton_worker.sampling import SamplingParams
@@ -34,8 +38,8 @@ def decode_sizes(max_running: int) -> tuple[int, ...]:
 
 def warm_up(engine: DeviceEngine, clock: Callable[[], float] = time.monotonic) -> None:
     """Take decoding steps of every size, for greedy requests and for sampled ones, without
-    logprobs, with a token's own, and with alternatives; without drafts of lookup, as steps that go
-    ahead are.
+    logprobs, with a token's own, and with alternatives; where lookup is a source, with as many of
+    its drafts as there may be, and with none.
 
     Nothing of it stays in the engine: the requests run in another one over the same pool and
     runner, whose blocks hold nothing yet.
@@ -47,20 +51,42 @@ def warm_up(engine: DeviceEngine, clock: Callable[[], float] = time.monotonic) -
     sizes = decode_sizes(engine.options.max_running)
     for logprobs_k in sorted({-1, 0, engine.options.max_top_k}):
         for temperature in (0.0, 1.0):
-            _descend(_beside(engine, clock), sizes, temperature, logprobs_k)
+            for found in _found(engine.options):
+                _descend(_beside(engine, clock, found), sizes, temperature, logprobs_k)
     log.info(
         "decoding steps captured",
         extra={"sizes": sizes[::-1], "seconds": round(clock() - started, 3)},
     )
 
 
-def _beside(engine: DeviceEngine, clock: Callable[[], float]) -> StepEngine:
-    n_draft = engine.options.drafts.model_steps(engine.options.n_draft)
-    options = dataclasses.replace(
-        engine.options, n_draft=n_draft, overlap=False, prefix_caching=False
-    )
+def _found(options: EngineOptions) -> tuple[tuple[int, ...], ...]:
+    """Return what lookup is taken to have found: nothing, and all that it may."""
+    most = options.n_draft - options.drafts.model_steps(options.n_draft)
+    return ((), (0,) * most) if options.drafts.ngram is not None and most else ((),)
+
+
+def _beside(engine: DeviceEngine, clock: Callable[[], float], found: tuple[int, ...]) -> StepEngine:
+    options = dataclasses.replace(engine.options, overlap=False, prefix_caching=False)
     parts = parts_of(engine.model, engine.pool, engine.runner, options)
-    return StepEngine(parts, options, clock)
+    n_model = options.drafts.model_steps(options.n_draft)
+    runner = _Finding(engine.runner, n_model, found)
+    return StepEngine(dataclasses.replace(parts, runner=runner), options, clock)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Finding:
+    """A runner behind whose steps lookup has found `found`, whatever there was."""
+
+    runner: DeviceRunner
+    n_model: int
+    found: tuple[int, ...]
+
+    def run(self, plan: StepPlan, n_draft: int, mark: Mark = lambda n_layers: None) -> StepSnapshot:
+        """See `StepRunner.run`."""
+        snapshot = self.runner.run(plan, n_draft, mark)
+        for request in (*plan.decode, *(chunk.request for chunk in plan.prefill)):
+            request.drafts = request.drafts[: self.n_model] + self.found
+        return snapshot
 
 
 def _descend(

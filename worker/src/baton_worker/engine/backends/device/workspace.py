@@ -200,6 +200,7 @@ class Workspace:
         self._uniform = device.empty((sizes.rows,), "float64")
         self._scores = _score_plan(device, sizes.rows)
         self.next = NextSpace(device, sizes)
+        self.next_with_found = NextSpace(device, sizes)
         self.attention = device.zeros((_attention_bytes(kernels, model_shape, sizes),), "uint8")
         most_scored = max(sizes.rows, sizes.sequences, sizes.prompt_rows)
         self.logprobs = device.zeros(

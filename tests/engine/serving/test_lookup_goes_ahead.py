@@ -1,4 +1,4 @@
-"""A step goes ahead without lookup's drafts, or waits for them; either way it says the same."""
+"""Steps go ahead with lookup's drafts or without them; either way they say the same."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.fixture
 def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bool]], None]:
-    """Have others decide whether a wait is worth it, where there is anything to gain."""
+    """Have others decide whether lookup's drafts are worth rows, where there is any to gain."""
 
     def decided(worth: Callable[[], bool]) -> None:
         def decision(self: Pace, sequences: int, gain: float) -> bool:
             return gain > 0.0 and worth()
 
-        monkeypatch.setattr(Pace, "is_worth_a_wait", decision)
+        monkeypatch.setattr(Pace, "are_worth_rows", decision)
 
     return decided
 
@@ -107,7 +107,7 @@ def test_where_nothing_is_found_every_step_goes_ahead(
 
 
 @pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
-def test_where_no_wait_is_worth_it_steps_go_ahead_with_the_layers_drafts_alone(
+def test_where_rows_are_not_worth_it_steps_verify_the_layers_drafts_alone(
     make_bench: Any, make_prompts: Any, launches: list[bool], decide: Any, sources: dict[str, Any]
 ) -> None:
     prompts = make_prompts(4, seed=32)
@@ -125,19 +125,25 @@ def test_where_no_wait_is_worth_it_steps_go_ahead_with_the_layers_drafts_alone(
     assert launches.count(False) == 1, "the prompts"
 
 
-def test_text_that_repeats_itself_is_waited_for_and_its_drafts_are_right(
-    make_bench: Any, launches: list[bool]
+@pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
+def test_what_is_found_is_verified_by_steps_that_go_ahead(
+    make_bench: Any,
+    make_prompts: Any,
+    launches: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    sources: dict[str, Any],
 ) -> None:
-    prompts = [tuple([7, 8, 9, 10] * 6)] * 2
-    bench = make_bench(overlap=True, **SOURCES["lookup"])
-    _, proposed, accepted = _served(bench, prompts)
-    assert min(proposed) > 0
-    assert sum(accepted) > 0
-    assert launches.count(False) > 1
+    """As many drafts as without steps ahead, where the host looks a step's tokens up first."""
+    prompts = [tuple([7, 8, 9, 10] * 6), *make_prompts(3, seed=36)]
+    wanted = _served(make_bench(**sources), prompts)
+    monkeypatch.setattr(Pace, "are_worth_rows", lambda self, n, gain: True)
+    launches.clear()
+    assert _served(make_bench(overlap=True, **sources), prompts) == wanted
+    assert launches.count(False) == 1, "the prompts"
 
 
 @pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
-def test_what_steps_took_is_noted_of_those_that_went_ahead_and_that_waited_for_drafts(
+def test_what_steps_took_is_noted_of_those_that_went_ahead(
     make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch, sources: dict[str, Any]
 ) -> None:
     """Of each with nothing made for it, behind the one before that carried one of its streams."""
@@ -148,7 +154,7 @@ def test_what_steps_took_is_noted_of_those_that_went_ahead_and_that_waited_for_d
     monkeypatch.setattr(Pace, "note", lambda self, *given: noted.append(given))
     turn = itertools.count()
     monkeypatch.setattr(
-        Pace, "is_worth_a_wait", lambda self, n, gain: gain > 0.0 and next(turn) % 4 < 3
+        Pace, "are_worth_rows", lambda self, n, gain: gain > 0.0 and next(turn) % 4 < 3
     )
 
     def noted_flight(self: Any, *given: Any, **named: Any) -> Any:
@@ -160,13 +166,11 @@ def test_what_steps_took_is_noted_of_those_that_went_ahead_and_that_waited_for_d
         before = flights[flights.index(self) - 1] if flights.index(self) else None
         was_there = {s.request for s in before.carried.sampled} if before else set()
         goes_on = any(s.verified and s.request in was_there for s in self.carried.sampled)
-        most_fed = max((len(s.drafts) for s in self.carried.sampled), default=0)
-        is_ahead = self.carried.is_ahead
-        is_told = is_ahead or most_fed > shape.n_drafts
-        if goes_on and is_told and not shape.chunks and not self.launch.is_first and snapshot.rows:
+        is_told = self.carried.is_ahead and not shape.chunks and not self.launch.is_first
+        if goes_on and is_told and snapshot.rows:
             each = sum(row.n_tokens for row in snapshot.rows) / len(snapshot.rows)
             seconds = self.came.seconds_since(before.came)
-            wanted.append((shape.n_sampled, is_ahead, seconds, each))
+            wanted.append((shape.n_sampled, shape.q_len > shape.n_drafts + 1, seconds, each))
         return snapshot
 
     monkeypatch.setattr(DeviceRunner, "_flight", noted_flight)
@@ -176,7 +180,7 @@ def test_what_steps_took_is_noted_of_those_that_went_ahead_and_that_waited_for_d
         bench.submit(number, prompt, max_tokens=30 + 30 * number, ignore_eos=True)
     bench.drain()
     assert noted == wanted
-    assert {is_ahead for _, is_ahead, *_ in noted} == {False, True}
+    assert {feeds_found for _, feeds_found, *_ in noted} == {False, True}
 
 
 def test_a_step_of_others_than_the_one_before_has_rested(make_bench: Any) -> None:
@@ -205,25 +209,24 @@ def test_without_lookup_nothing_is_noted(
 
 
 @pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
-def test_what_a_wait_may_bring_is_the_mean_of_all_and_of_lookups_drafts_alone(
+def test_what_rows_may_bring_is_the_mean_of_all(
     make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch, sources: dict[str, Any]
 ) -> None:
     asked: list[float] = []
     wanted: list[float] = []
-    waits = DeviceRunner._waits_for_lookup
-    n_model = sources["drafts"].max_model_steps
+    feeds = DeviceRunner._feeds_found
 
     def noted(self: Any, before: Any, decode: Any) -> bool:
-        gains = [r.lookup.gain_tokens(len(r.usable_drafts()) - n_model) for r in decode if r.lookup]
+        gains = [r.lookup.gain_tokens() for r in decode if r.lookup]
         wanted.append(sum(gains) / len(decode))
-        return waits(self, before, decode)
+        return feeds(self, before, decode)
 
     def decision(self: Pace, sequences: int, gain: float) -> bool:
         asked.append(gain)
         return gain > 0.05
 
-    monkeypatch.setattr(DeviceRunner, "_waits_for_lookup", noted)
-    monkeypatch.setattr(Pace, "is_worth_a_wait", decision)
+    monkeypatch.setattr(DeviceRunner, "_feeds_found", noted)
+    monkeypatch.setattr(Pace, "are_worth_rows", decision)
     _served(make_bench(overlap=True, **sources), [(7, 8, 9, 10) * 6, *make_prompts(3, seed=35)])
     assert asked == pytest.approx(wanted)
     assert max(asked) > 0.05 > min(asked)
