@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from baton_worker.gateway.errors import (
+    CLIENT_GONE,
     SUSPECT_REQUEST,
     WORKER_LOST,
     ApiError,
@@ -181,6 +182,7 @@ class Applier:
     def _count_workers(self) -> None:
         for role in Role:
             self._metrics.workers(role.label, self._workers.count(role))
+        self._metrics.usable.set(self._workers.limits is not None)
 
     def _step(self, event: StepReceived) -> None:
         now, worker_id = _Now(self._clock(), self._listened()), event.worker_id
@@ -271,7 +273,7 @@ class Applier:
         self._observe(live, len(delta.token_ids), now)
         if not generation.queue.put(delta):
             self._metrics.client_aborted("slow_client")
-            slow = ApiError(499, "the client reads too slowly", code="slow_client")
+            slow = ApiError(CLIENT_GONE, "the client reads too slowly", code="slow_client")
             self._requests.fail(generation, slow, outcome="slow_client", discard=True)
         elif delta.finish_reason is not None:
             self._requests.finish(live, worker_id if merged.finish else None)
@@ -303,7 +305,7 @@ class Applier:
 
     def _observe(self, live: LiveRequest, n_tokens: int, now: float) -> None:
         generation = live.generation
-        if generation.first_token is None:
+        if generation.first_token is None and n_tokens:
             generation.first_token = now
             self._metrics.ttft.observe(now - generation.arrived)
         if live.last_row and n_tokens:
