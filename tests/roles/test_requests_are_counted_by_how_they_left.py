@@ -19,9 +19,7 @@ HANDLE = make_handle(77, 1)
 def submit(decode: str | None, max_tokens: int = 8) -> Submit:
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=max_tokens, min_tokens=max_tokens)
     target = None if decode is None else DecodeTarget(decode, "memory")
-    return Submit(
-        HANDLE, 0, prompt_token_ids=PROMPT, sampling=params, logprobs_k=-1, decode=target
-    )
+    return Submit(HANDLE, 0, prompt_token_ids=PROMPT, sampling=params, logprobs_k=-1, decode=target)
 
 
 def left(worker) -> dict[str, float | None]:

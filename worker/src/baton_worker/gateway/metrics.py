@@ -76,8 +76,8 @@ class GatewayMetrics:
         )
         self._refusals = factory.counter(
             "baton_gateway_refusals",
-            "Requests answered with an error before a worker was touched; no_route: no such path or"
-            " method",
+            "Requests answered with an error before a worker was touched; no_route: no such path"
+            " or method",
             ("reason",),
         )
         self._aborts = factory.counter(
@@ -101,8 +101,8 @@ class GatewayMetrics:
         )
         self.ttft = factory.histogram(
             "baton_gateway_time_to_first_token_seconds",
-            "From the request's arrival to its first tokens in the gateway; a request for its prompt's"
-            " logprobs alone has none",
+            "From the request's arrival to its first tokens in the gateway; a request for its"
+            " prompt's logprobs alone has none",
             _LATENCY_BUCKETS,
         )
         self.inter_token = factory.histogram(

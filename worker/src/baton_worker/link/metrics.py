@@ -12,7 +12,6 @@ from prometheus_client import Counter
 
 from baton_worker.metrics import MetricFactory
 
-
 ROWS_DROPPED = ("ring_full", "ring_overrun", "unknown_gateway", "unwritable")
 COMMANDS_DROPPED = ("ring_full", "worker_down")
 SENDS_BLOCKED = ("queue_full", "unreachable")
@@ -114,7 +113,7 @@ class GatewayLinkMetrics:
     """The gateway's side: what came, what was refused, and who is up."""
 
     def __init__(self, factory: MetricFactory) -> None:
-        counter, gauge = factory.counter, factory.gauge
+        counter = factory.counter
         self.received_frames = counter("baton_link_received_frames", "Step records, each once")
         self.received_bytes = counter("baton_link_received_bytes", "Bytes of those records")
         self.received_rows = counter("baton_link_received_rows", "Rows of those records")
@@ -146,6 +145,10 @@ class GatewayLinkMetrics:
         self.unknown_routes = counter(
             "baton_link_unknown_routes", "Messages of connections that said no HELLO yet"
         )
+        self._add_commands_and_workers(factory)
+
+    def _add_commands_and_workers(self, factory: MetricFactory) -> None:
+        counter, gauge = factory.counter, factory.gauge
         self.sent_commands = counter("baton_link_sent_commands", "Commands sent, first time")
         self.resent_commands = counter("baton_link_resent_commands", "Commands sent again")
         self.dropped_commands = Reasons(
