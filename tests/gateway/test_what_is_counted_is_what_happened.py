@@ -9,6 +9,7 @@ import pytest
 from baton_testing.scripted_link import RowSpec
 from baton_worker.identity import Role
 from baton_worker.messages import Submit
+from baton_worker.records.columns import ErrorCode
 
 PROMPT = [20, 21, 22, 23, 24]
 BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4}
@@ -110,3 +111,15 @@ def test_nothing_that_goes_wrong_is_the_first_sample_of_its_series(start_gateway
     assert ("outcome", "worker_lost") in {pair for key in moved for pair in key[1:]}
     assert ("reason", "duplicate") in {pair for key in moved for pair in key[1:]}
     assert moved - there.keys() == set()
+
+
+def test_a_failure_is_logged_by_the_name_that_its_client_has_and_the_one_that_workers_log(
+    start_gateway, caplog
+):
+    gateway = start_gateway(workers="m", max_retries=0)
+    gateway.link.refusals["mixed-0"] = ErrorCode.INTERNAL
+    answer = gateway.ask(BODY).result()
+    (submit,) = [command for _, command in gateway.link.sent(Submit)]
+    (told,) = [r for r in caplog.records if r.msg == "a worker ended a request with an error"]
+    assert told.request == answer.headers["x-request-id"]
+    assert told.key == submit.key

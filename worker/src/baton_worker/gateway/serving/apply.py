@@ -298,7 +298,8 @@ class Applier:
     def _logprobs_missing(
         self, live: LiveRequest, error: LogprobsMissingError, worker_id: str
     ) -> None:
-        log.error("a row lacks logprobs", extra={"worker": worker_id, "detail": str(error)})
+        facts = {"key": live.key, "request": live.generation.request_id, "worker": worker_id}
+        log.error("a row lacks logprobs", extra={**facts, "detail": str(error)})
         missing = ApiError(500, str(error), code="logprobs_missing")
         cause = Loss.LOGPROBS_MISSING
         self._recover(live, cause, worker_id, missing, outcome="logprobs_missing")
@@ -331,7 +332,7 @@ class Applier:
             detail = row.error
             cause = detail.code if detail else ErrorCode.INTERNAL
             error = worker_error(worker_id, cause, detail.message if detail else "")
-        facts = {"handle": f"{live.key.handle:x}", "detail": error.message}
+        facts = {"key": live.key, "request": live.generation.request_id, "detail": error.message}
         log.warning("a worker ended a request with an error", extra=facts)
         self._recover(live, cause, worker_id, error, has_reported=True)
 
@@ -343,8 +344,8 @@ class Applier:
         )
         counter.inc()
         position = live.merge.next_position
-        facts = {"handle": f"{live.key.handle:x}", "fault": fault.value, "position": position}
-        log.error("rows of a request do not join", extra=facts)
+        facts = {"key": live.key, "request": live.generation.request_id, "position": position}
+        log.error("rows of a request do not join", extra={**facts, "fault": fault.value})
         error = ApiError(500, f"{fault.value} at output position {position}", code=fault.value)
         cause = Loss.GAP if fault is Fault.GAP_TIMEOUT else Loss.CONTRADICTION
         self._recover(live, cause, live.holders[-1], error, outcome=fault.value)
