@@ -158,7 +158,8 @@ class WorkerLoop:
         if not self._admits(key):
             return
         self.live.enter(key, submit.decode)
-        self.parts.traces.submitted(key, submit.traceparent)
+        hands_over = submit.decode is not None
+        self.parts.traces.submitted(key, submit.traceparent, hands_over=hands_over)
         if not self.placeless.needs_place(submit):
             self._begin(submit)
         elif not self.placeless.ask(submit):
