@@ -101,6 +101,7 @@ def test_a_clients_trace_goes_through_every_process(traced: Any, collector: Coll
     facts = {a.key: a.value for a in gateway.attributes}
     assert facts["baton.completion_tokens"].int_value == answer["usage"]["completion_tokens"]
     assert facts["baton.outcome"].string_value == "ok"
+    assert facts["baton.request_id"].string_value == answer["id"]
     for key in EXPECTED - {("baton-gateway", "baton.request")}:
         assert spans[key].parent_span_id == gateway.span_id
         assert gateway.start_time_unix_nano <= spans[key].start_time_unix_nano

@@ -10,7 +10,7 @@ from baton_worker.identity import RequestKey, make_handle
 from baton_worker.records.coalesce import select_rows
 from baton_worker.records.columns import ErrorCode, Finish, RowError, StepColumns
 from baton_worker.records.scored import ScoredRow, ScoredTokens
-from baton_worker.roles.rows import by_incarnation, ended_keys, error_columns
+from baton_worker.roles.rows import by_incarnation, ends, error_columns
 
 ROW = st.tuples(
     st.integers(1, 3),  # incarnation
@@ -118,13 +118,13 @@ def test_selecting_rows_keeps_exactly_their_columns(rows, data):
     assert per_row(select_rows(columns, keep)) == want
 
 
-def test_ended_keys_are_those_with_a_finish():
+def test_those_with_a_finish_end_by_it():
     columns = build([(1, 1, 0, 0, True), (1, 1, 0, 0, False)])
-    assert ended_keys(columns) == [RequestKey(make_handle(1, 0), 0)]
+    assert ends(columns) == [(RequestKey(make_handle(1, 0), 0), Finish.ERROR)]
 
 
 def test_an_error_row_ends_its_request_and_says_why():
     key = RequestKey(make_handle(2, 9), 3)
     columns = error_columns(key, ErrorCode.DECODE_FULL, "full")
-    assert ended_keys(columns) == [key]
+    assert ends(columns) == [(key, Finish.ERROR)]
     assert columns.errors == (RowError(0, ErrorCode.DECODE_FULL, "full"),)

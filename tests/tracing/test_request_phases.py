@@ -38,7 +38,7 @@ def traces(clock):
 
 
 def test_prefills_phases_follow_each_other(traces, clock):
-    traces.submitted(KEY, PARENT)
+    traces.submitted(KEY, PARENT, hands_over=True)
     clock[0] = 15
     traces.first_tokens([(KEY, 2.0, 3.0)])
     traces.offered(KEY)
@@ -54,33 +54,44 @@ def test_prefills_phases_follow_each_other(traces, clock):
 def test_decodes_phase_lasts_from_arrival_to_the_end(traces, clock):
     traces.arrived(KEY, PARENT)
     clock[0] = 30
-    traces.left(KEY, "ended")
-    assert traces.tracing.spans == [("baton.decode", 10, 30, {"baton.outcome": "ended"})]
+    traces.left(KEY, "finished")
+    assert traces.tracing.spans == [("baton.decode", 10, 30, {"baton.outcome": "finished"})]
+
+
+def test_a_prefill_worker_decodes_nothing_of_what_ends_at_its_first_token(traces, clock):
+    traces.submitted(KEY, PARENT, hands_over=True)
+    clock[0] = 15
+    traces.first_tokens([(KEY, 2.0, 3.0)])
+    traces.left(KEY, "finished")
+    assert traces.tracing.spans == [
+        ("baton.queue", 10, 12, {}),
+        ("baton.prefill", 12, 15, {"baton.outcome": "finished"}),
+    ]
 
 
 def test_a_mixed_worker_decodes_after_its_prefill(traces, clock):
-    traces.submitted(KEY, PARENT)
+    traces.submitted(KEY, PARENT, hands_over=False)
     traces.first_tokens([(KEY, 0.0, 0.0)])
     clock[0] = 12
-    traces.left(KEY, "ended")
+    traces.left(KEY, "finished")
     names = [name for name, *_ in traces.tracing.spans]
     assert names == ["baton.queue", "baton.prefill", "baton.decode"]
 
 
 def test_a_request_that_ends_in_line_says_so(traces, clock):
-    traces.submitted(KEY, PARENT)
+    traces.submitted(KEY, PARENT, hands_over=True)
     clock[0] = 11
     traces.left(KEY, "aborted")
     assert traces.tracing.spans == [("baton.queue", 10, 11, {"baton.outcome": "aborted"})]
 
 
 def test_without_a_context_or_a_collector_nothing_is_kept(traces):
-    traces.submitted(KEY, "")
+    traces.submitted(KEY, "", hands_over=True)
     off = RequestTraces()
-    off.submitted(KEY, PARENT)
+    off.submitted(KEY, PARENT, hands_over=True)
     for made in (traces, off):
         made.first_tokens([(KEY, 0.0, 0.0)])
-        made.left(KEY, "ended")
+        made.left(KEY, "finished")
         assert not made._phases
     assert traces.tracing.spans == []
 

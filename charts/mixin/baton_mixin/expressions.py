@@ -39,6 +39,11 @@ def largest(metric: str, matchers: str = WORKERS, by: Sequence[str] = ()) -> str
     return f"max{_by(by)} ({metric}{{{matchers}}})"
 
 
+def smallest(metric: str, matchers: str = WORKERS, by: Sequence[str] = ()) -> str:
+    """Return the smallest of a gauge's series by labels."""
+    return f"min{_by(by)} ({metric}{{{matchers}}})"
+
+
 def quantile(q: float, histogram: str, matchers: str = WORKERS, by: Sequence[str] = ()) -> str:
     """Return a quantile of a histogram over all its series, by labels."""
     buckets = rate(f"{histogram}_bucket", matchers, ("le", *by))

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from baton_worker.engine.api import EngineLoad, StepStats
 from baton_worker.engine.metrics import EngineMetrics
 from baton_worker.metrics import MetricFactory
+from baton_worker.sampling import LogprobParams
 
 ENGINES = ("paddle", "device")
 
@@ -52,6 +53,27 @@ def test_decode_counts_each_position(make_bench: Any, make_prompts: Any) -> None
     assert sum(s.logprob_columns for s in stats) == sum(
         len(s.logprobs) + sum(map(len, s.topk)) for s in scored
     )
+
+
+def test_prompt_tokens_that_are_told_count_apart_from_output(
+    make_bench: Any, make_prompts: Any
+) -> None:
+    """In chunks, and whether or not a token of output has logprobs too."""
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(MetricFactory(registry, "tiny", "mixed"))
+    bench = make_bench(n_draft=1, prefill_tokens=20)
+    prompts = make_prompts(3, seed=1)
+    told = list(zip(prompts, (-1, 0, 5), (5, -1, 2), strict=True))
+    for n, (prompt, prompt_k, k) in enumerate(told):
+        wanted = LogprobParams(prompt_k=prompt_k)
+        bench.submit(n, prompt, temperature=0.0, max_tokens=3, logprobs_k=k, logprobs=wanted)
+    for result in bench.drain():
+        metrics.observe(result.stats, bench.engine.load())
+    for label, want in (("0", len(prompts[1]) - 1), ("1-5", len(prompts[2]) - 1), ("6-20", 0)):
+        labels = {"model": "tiny", "role": "mixed", "k": label}
+        assert registry.get_sample_value("baton_prompt_logprob_rows_total", labels) == want
+        output = registry.get_sample_value("baton_logprob_rows_total", labels)
+        assert output == (6 if label == "1-5" else 0)
 
 
 def test_queue_and_prefill_times_come_from_the_given_clock(make_bench: Any) -> None:

@@ -43,6 +43,10 @@ class RequestKey(NamedTuple):
     handle: int
     attempt: int
 
+    def __str__(self) -> str:
+        """Return it as all processes log it: readers of JSON round so large a number."""
+        return f"{self.handle:x}/{self.attempt}"
+
     @property
     def fits_the_wire(self) -> bool:
         """Whether a record can name it: a non-zero u64 and a u8."""

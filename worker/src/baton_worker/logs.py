@@ -124,12 +124,13 @@ def _fact(value: object) -> str:
     return shown
 
 
-def _sound(entry: dict[str, object]) -> dict[str, object]:
-    """Return `entry` with half characters written out, for UTF-8 has none."""
-    return {
-        key: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
-        for key, value in entry.items()
-    }
+def _sound(value: object) -> object:
+    """Return a value as it goes into JSON: half characters are written out, for UTF-8 has none,
+    and what has names for its parts, as a request's key, is the text that it makes of itself.
+    """
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return str(value)
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _set_in(text: str) -> str:
@@ -174,7 +175,8 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(_sound(entry | _extras(record)), enc_hook=str).decode()
+        sound = {key: _sound(value) for key, value in (entry | _extras(record)).items()}
+        return msgspec.json.encode(sound, enc_hook=str).decode()
 
 
 def configure_logging(process: str, level: str, style: LogFormat) -> None:

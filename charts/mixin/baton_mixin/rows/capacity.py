@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton_mixin.expressions import DEPLOYMENT, WORKERS, rate, ratio, total
+from baton_mixin.expressions import DEPLOYMENT, WORKERS, largest, rate, ratio, smallest, total
 from baton_mixin.panels import Query, Row, graph
 
 
@@ -14,6 +14,7 @@ def row() -> Row:
     asked = rate("baton_prefix_cache_query_tokens_total", WORKERS, ["role"])
     busy = rate("baton_engine_step_seconds_sum", WORKERS, ["role"])
     workers = f"count by (role) (baton_wire_info{{{WORKERS}}})"
+    linked, role = "baton_gateway_workers", ["worker_role"]
     return Row(
         "Capacity and balance",
         [
@@ -38,10 +39,15 @@ def row() -> Row:
             ),
             graph(
                 "Workers linked",
-                "Workers that the gateways have, by role.",
+                "Workers that a gateway has, by role: the one with most of them, and the one with"
+                " fewest. And gateways that have none that can serve.",
                 "short",
+                Query(largest(linked, DEPLOYMENT, role), "{{worker_role}}"),
+                Query(smallest(linked, DEPLOYMENT, role), "{{worker_role}}, fewest"),
                 Query(
-                    total("baton_gateway_workers", DEPLOYMENT, ["worker_role"]), "{{worker_role}}"
+                    f"count(baton_gateway_usable{{{DEPLOYMENT}}})"
+                    f" - {total('baton_gateway_usable', DEPLOYMENT)}",
+                    "gateways without",
                 ),
             ),
         ],

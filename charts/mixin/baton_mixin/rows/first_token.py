@@ -16,7 +16,8 @@ def row() -> Row:
         [
             graph(
                 "Time to first token",
-                "From a request's arrival to its first tokens in the gateway.",
+                "From a request's arrival to its first tokens in the gateway. What gets none, as it"
+                " is refused or fails, is not in it.",
                 "s",
                 *(
                     Query(quantile(q, TTFT, DEPLOYMENT), f"p{100 * q:.0f}")
@@ -50,7 +51,7 @@ def row() -> Row:
             graph(
                 "KV by transport",
                 "KV that decode has, a second, by the way that it took: nvlink and shm are read out"
-                " of prefill's pool on the same host, the others are sent.",
+                " of prefill's pool on the same host, nixl by UCX; zmq is sent.",
                 "Bps",
                 Query(rate(DELIVERED, DEPLOYMENT, ["transport"]), "{{transport}}"),
                 stacked=True,

@@ -38,8 +38,9 @@ def row() -> Row:
             ),
             graph(
                 "Rows not delivered",
-                "Rows the gateway dropped, by reason. Echo and unknown_request are usual: decode"
-                " repeats the first token, and rows of ended requests are on their way.",
+                "Rows the gateway dropped, by reason. Echo, duplicate and unknown_request are"
+                " usual: decode repeats the first token, which may be here before prefill's, and"
+                " rows of ended requests are on their way.",
                 "cps",
                 Query(
                     rate("baton_gateway_rows_dropped_total", DEPLOYMENT, ["reason"]), "{{reason}}"

@@ -21,7 +21,7 @@ def row() -> Row:
             ),
             number(
                 "Good answers",
-                "Share of ended requests whose answer was complete.",
+                "Share of ended requests whose answer was complete; refused ones never began.",
                 "percentunit",
                 Query(ratio(ok, rate(requests, DEPLOYMENT)), "share"),
             ),
@@ -43,7 +43,7 @@ def row() -> Row:
             ),
             number(
                 "Tokens",
-                "Output tokens given to clients, a second.",
+                "Output tokens made for clients, a second; counted when a choice ends.",
                 "short",
                 Query(rate("baton_gateway_completion_tokens_total", DEPLOYMENT), "tokens/s"),
             ),

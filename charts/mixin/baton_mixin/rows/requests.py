@@ -20,6 +20,14 @@ def row() -> Row:
                 stacked=True,
             ),
             graph(
+                "Requests refused",
+                "Requests that were answered with an error before any worker had them, by reason;"
+                " they are no requests of the other panels.",
+                "reqps",
+                Query(rate("baton_gateway_refusals_total", DEPLOYMENT, ["reason"]), "{{reason}}"),
+                stacked=True,
+            ),
+            graph(
                 "Requests tried again",
                 "Attempts begun on other workers because one was lost or full: from the start, or"
                 " behind the tokens that the client had; and choices that ended for want of one.",
@@ -41,8 +49,10 @@ def row() -> Row:
             ),
             graph(
                 "Requests in line and running",
-                "Per role: requests being stepped, and requests that wait for a place.",
+                "Per role: requests being stepped, and requests that wait for a place; and those"
+                " that wait at the gateways.",
                 "short",
+                Query(total("baton_gateway_line_requests", DEPLOYMENT), "in line at gateways"),
                 Query(
                     total("baton_engine_running_requests", WORKERS, ["role"]), "{{role}} running"
                 ),

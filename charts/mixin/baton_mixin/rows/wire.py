@@ -47,8 +47,10 @@ def row() -> Row:
             ),
             graph(
                 "KV handed over",
-                "KV bytes that prefill offered and decode received, a second.",
+                "KV bytes that decode has, a second, whichever way they took; and those that were"
+                " sent and received as messages, again where a connection broke.",
                 "Bps",
+                Query(rate("baton_handoff_delivered_bytes_total", DEPLOYMENT), "delivered"),
                 Query(rate("baton_handoff_sent_bytes_total", DEPLOYMENT), "sent"),
                 Query(rate("baton_handoff_received_bytes_total", DEPLOYMENT), "received"),
             ),

@@ -111,6 +111,8 @@ class StepStats:
         proposed_by_position, accepted_by_position: i64[K]; decode verification only.
         accept_lengths: tokens that verification yielded, one entry per decode row (1..K+1).
         logprob_rows_by_k: (k, tokens with k alternatives), each k once, without the k of no token.
+        prompt_rows_by_k: the same of prompt tokens.
+        logprob_op_seconds: for output tokens alone.
         first_tokens: (key, queue_seconds, prefill_seconds) for each prompt finished in this step.
         prefix_query_tokens, prefix_hit_tokens: tokens of requests admitted in this step that were
             looked up in the prefix cache, and those whose KV it held.
@@ -129,6 +131,7 @@ class StepStats:
     first_tokens: tuple[tuple[RequestKey, float, float], ...] = ()
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    prompt_rows_by_k: tuple[tuple[int, int], ...] = ()
 
     @property
     def logprob_rows(self) -> int:

@@ -105,7 +105,11 @@ class WeightMetrics:
 class _TokenMetrics:
     def __init__(self, factory: MetricFactory) -> None:
         self._prompt = factory.counter("baton_prompt_tokens", "Prompt tokens fed, recomputed too")
-        self._emitted = factory.counter("baton_tokens", "Output tokens emitted")
+        self._emitted = factory.counter(
+            "baton_tokens",
+            "Output tokens emitted, each by the worker that computed it; also what a stop string "
+            "cuts off, and the one behind a prompt that is scored alone",
+        )
         self._decode_rows = factory.counter(
             "baton_engine_decode_rows", "Decode rows stepped; tokens per row shows MTP's gain"
         )
@@ -167,9 +171,14 @@ class _LogprobMetrics:
             "baton_logprob_columns",
             "Logprob entries (sampled tokens and alternatives), by alternatives asked for",
         )
+        self._prompt_rows = _by_k(
+            factory,
+            "baton_prompt_logprob_rows",
+            "Prompt tokens told with logprobs, by alternatives asked for",
+        )
         self._seconds = factory.histogram(
             "baton_logprob_op_seconds",
-            "Time in the logprob op, per calling step",
+            "Time in the logprob op for output tokens, per calling step",
             _OP_SECONDS,
         )
 
@@ -178,6 +187,8 @@ class _LogprobMetrics:
             bucket = bisect_left(_K_UPPER_BOUNDS, k)
             self._rows[bucket].inc(rows)
             self._columns[bucket].inc(rows * (1 + k))
+        for k, rows in stats.prompt_rows_by_k:
+            self._prompt_rows[bisect_left(_K_UPPER_BOUNDS, k)].inc(rows)
         if stats.logprob_rows_by_k:
             self._seconds.observe(stats.logprob_op_seconds)
 

@@ -13,6 +13,9 @@ import msgspec
 
 from baton_worker.records.columns import ErrorCode
 
+CLIENT_GONE = 499
+"""The status of a request that ended because of its client, who is not there to read it."""
+
 _TYPE_BY_STATUS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -20,7 +23,7 @@ _TYPE_BY_STATUS = {
     405: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
-    499: "client_closed_request",
+    CLIENT_GONE: "client_closed_request",
     503: "service_unavailable_error",
     504: "timeout_error",
 }

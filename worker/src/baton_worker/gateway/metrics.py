@@ -15,11 +15,55 @@ _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 
 ENDPOINTS = ("chat", "completion")
-OUTCOMES = ("ok", "error", "logprobs_missing")
-REFUSALS = ("gateway_full", "line_full", "no_usable_pair", "suspect_request", "workers_full")
+OUTCOMES = (
+    "ok",
+    "error",
+    "client_gone",
+    "gap_timeout",
+    "logprobs_missing",
+    "overlap_mismatch",
+    "request_too_large",
+    "shutting_down",
+    "slow_client",
+    "suspect_request",
+    "timeout",
+    "worker_lost",
+)
+REFUSALS = (
+    "body_too_large",
+    "context_length_exceeded",
+    "field_too_large",
+    "gateway_full",
+    "internal",
+    "invalid_api_key",
+    "invalid_json",
+    "invalid_request",
+    "invalid_type",
+    "line_full",
+    "model_not_found",
+    "no_feature",
+    "no_route",
+    "no_usable_pair",
+    "shutting_down",
+    "suspect_request",
+    "too_few_workers",
+    "unsupported_parameter",
+    "workers_full",
+)
+ABORTS = ("body_incomplete", "client_gone", "slow_client")
 RETRIES = ("from_start", "from_token")
 NOT_RETRIED = ("no_workers", "attempts", "suspect_request")
-"""Series that exist from the start: a rate sees nothing of the first event of a new series."""
+DROPPED = (
+    "duplicate",
+    "echo",
+    "foreign_worker",
+    "released_worker",
+    "stale_attempt",
+    "unknown_request",
+)
+"""Series that exist from the start: a rate sees nothing of the first event of a new series, and
+where a worker dies that is all of them.
+"""
 
 
 class GatewayMetrics:
@@ -32,11 +76,14 @@ class GatewayMetrics:
         )
         self._refusals = factory.counter(
             "baton_gateway_refusals",
-            "Requests refused before a worker was touched; no_route: no such path or method",
+            "Requests answered with an error before a worker was touched; no_route: no such path"
+            " or method",
             ("reason",),
         )
         self._aborts = factory.counter(
-            "baton_gateway_client_aborts", "Requests ended because of their client", ("reason",)
+            "baton_gateway_client_aborts",
+            "Requests ended because of their client, in line too",
+            ("reason",),
         )
         self._retries = factory.counter(
             "baton_gateway_retries",
@@ -54,7 +101,8 @@ class GatewayMetrics:
         )
         self.ttft = factory.histogram(
             "baton_gateway_time_to_first_token_seconds",
-            "From the request's arrival to its first tokens in the gateway",
+            "From the request's arrival to its first tokens in the gateway; a request for its"
+            " prompt's logprobs alone has none",
             _LATENCY_BUCKETS,
         )
         self.inter_token = factory.histogram(
@@ -69,19 +117,29 @@ class GatewayMetrics:
         )
         self._add_dispatch(factory)
         self._add_counters(factory)
+        self._begin_series(factory)
+
+    def _begin_series(self, factory: MetricFactory) -> None:
         for endpoint in ENDPOINTS:
             for outcome in OUTCOMES:
                 self._requests.labels(*factory.values(endpoint, outcome))
-        for reason in REFUSALS:
-            self._refusals.labels(*factory.values(reason))
-        for how in RETRIES:
-            self._retries.labels(*factory.values(how))
-        for reason in NOT_RETRIED:
-            self._not_retried.labels(*factory.values(reason))
+        for counter, values in (
+            (self._refusals, REFUSALS),
+            (self._aborts, ABORTS),
+            (self._retries, RETRIES),
+            (self._not_retried, NOT_RETRIED),
+            (self._dropped, DROPPED),
+        ):
+            for value in values:
+                counter.labels(*factory.values(value))
 
     def _add_dispatch(self, factory: MetricFactory) -> None:
         self._workers = factory.gauge(
             "baton_gateway_workers", "Workers linked and serving the model", ("worker_role",)
+        )
+        self.usable = factory.gauge(
+            "baton_gateway_usable",
+            "1 while workers are linked that can serve a request; without, /readyz says why not",
         )
         self._ejections = factory.counter(
             "baton_gateway_worker_ejections",
@@ -113,19 +171,27 @@ class GatewayMetrics:
         )
         self._ejected_roles: dict[str, str] = {}
         for worker_role in Role:
+            self._workers.labels(*factory.values(worker_role.label))
             self._ejections.labels(*factory.values(worker_role.label))
             self._prompts.labels(*factory.values(worker_role.label))
 
     def _add_counters(self, factory: MetricFactory) -> None:
-        self.prompt_tokens = factory.counter("baton_gateway_prompt_tokens", "Prompt tokens taken")
+        self.prompt_tokens = factory.counter(
+            "baton_gateway_prompt_tokens",
+            "Prompt tokens of requests that were given to workers, of each prompt once",
+        )
         self.completion_tokens = factory.counter(
-            "baton_gateway_completion_tokens", "Output tokens given to clients"
+            "baton_gateway_completion_tokens",
+            "Output tokens made for clients, also what one that left did not read; counted when"
+            " their choice ends",
         )
         self.accepted = factory.counter(
-            "baton_gateway_accepted_prediction_tokens", "Draft tokens given to clients"
+            "baton_gateway_accepted_prediction_tokens",
+            "Draft tokens among those, counted when their request ends",
         )
         self.rejected = factory.counter(
-            "baton_gateway_rejected_prediction_tokens", "Draft tokens that verification refused"
+            "baton_gateway_rejected_prediction_tokens",
+            "Draft tokens that verification refused, counted when their request ends",
         )
         self.live = factory.gauge("baton_gateway_live_requests", "Choices being generated")
         self.held_rows = factory.gauge("baton_gateway_hold_rows", "Rows waiting for a gap to close")

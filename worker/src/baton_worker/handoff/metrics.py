@@ -168,6 +168,8 @@ class PoolMetrics:
         self._refused.labels(*self._factory.values(reason)).inc()
 
 
+_SENT = "KV bytes sent to decode, each time; none of KV that decode reads out of the pool"
+_RECEIVED = "KV bytes that were sent to this worker; what it reads is baton_handoff_pulled_bytes"
 _OUTCOMES = ("delivered", "cancelled", "unanswered", "unimported")
 
 
@@ -196,8 +198,8 @@ class HandoffMetrics:
             "baton_handoff_flying_bytes",
             "Prefill: KV sent and not confirmed, per decode worker at most handoff.send_bytes",
         )
-        self.sent_bytes = factory.counter("baton_handoff_sent_bytes", "KV bytes offered")
-        self.received_bytes = factory.counter("baton_handoff_received_bytes", "KV bytes received")
+        self.sent_bytes = factory.counter("baton_handoff_sent_bytes", _SENT)
+        self.received_bytes = factory.counter("baton_handoff_received_bytes", _RECEIVED)
         self.pools = PoolMetrics(factory)
         self.resent = factory.counter(
             "baton_handoff_resent", "Offers sent again because their connection broke"

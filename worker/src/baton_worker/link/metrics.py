@@ -6,18 +6,38 @@ by `Reasons`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import Counter
 
 from baton_worker.metrics import MetricFactory
 
+ROWS_DROPPED = ("ring_full", "ring_overrun", "unknown_gateway", "unwritable")
+COMMANDS_DROPPED = ("ring_full", "worker_down")
+SENDS_BLOCKED = ("queue_full", "unreachable")
+WORKERS_DOWN = (
+    "bye",
+    "commands_unread",
+    "disconnected",
+    "link_failed",
+    "quarantined",
+    "replaced",
+    "silent",
+)
+"""Series that exist from the start: a rate sees nothing of the first event of a new series."""
+
 
 class Reasons:
-    """One counter labelled by `reason`."""
+    """One counter labelled by `reason`, with a series from the start of each that is `known`."""
 
-    def __init__(self, factory: MetricFactory, name: str, documentation: str) -> None:
+    def __init__(
+        self, factory: MetricFactory, name: str, documentation: str, known: Sequence[str] = ()
+    ) -> None:
         self._counter = factory.counter(name, documentation, ("reason",))
         self._factory = factory
         self._bound: dict[str, Counter] = {}
+        for reason in known:
+            self.inc(reason, 0)
 
     def inc(self, reason: str, amount: float = 1) -> None:
         """Count `amount` more for `reason`."""
@@ -42,6 +62,7 @@ class WorkerLinkMetrics:
             factory,
             "baton_link_dropped_rows",
             "Rows that will not reach a gateway; their requests are told to end",
+            ROWS_DROPPED,
         )
         self.discarded_frames = counter(
             "baton_link_discarded_frames", "Unacknowledged records dropped with a lost gateway"
@@ -92,7 +113,7 @@ class GatewayLinkMetrics:
     """The gateway's side: what came, what was refused, and who is up."""
 
     def __init__(self, factory: MetricFactory) -> None:
-        counter, gauge = factory.counter, factory.gauge
+        counter = factory.counter
         self.received_frames = counter("baton_link_received_frames", "Step records, each once")
         self.received_bytes = counter("baton_link_received_bytes", "Bytes of those records")
         self.received_rows = counter("baton_link_received_rows", "Rows of those records")
@@ -124,15 +145,30 @@ class GatewayLinkMetrics:
         self.unknown_routes = counter(
             "baton_link_unknown_routes", "Messages of connections that said no HELLO yet"
         )
+        self._add_commands_and_workers(factory)
+
+    def _add_commands_and_workers(self, factory: MetricFactory) -> None:
+        counter, gauge = factory.counter, factory.gauge
         self.sent_commands = counter("baton_link_sent_commands", "Commands sent, first time")
         self.resent_commands = counter("baton_link_resent_commands", "Commands sent again")
         self.dropped_commands = Reasons(
-            factory, "baton_link_dropped_commands", "Commands that will not reach their worker"
+            factory,
+            "baton_link_dropped_commands",
+            "Commands that will not reach their worker",
+            COMMANDS_DROPPED,
         )
         self.send_blocked = Reasons(
-            factory, "baton_link_send_blocked", "Messages not sent: peer unreachable or queue full"
+            factory,
+            "baton_link_send_blocked",
+            "Messages not sent: peer unreachable or queue full",
+            SENDS_BLOCKED,
         )
-        self.workers_down = Reasons(factory, "baton_link_workers_down", "Workers lost")
+        self.workers_down = Reasons(
+            factory,
+            "baton_link_workers_down",
+            "Workers that are up no more, by why; bye: they said goodbye, nothing is lost",
+            WORKERS_DOWN,
+        )
         self.heartbeat_timeouts = counter("baton_link_heartbeat_timeouts", "Workers gone silent")
         self.disconnects = counter(
             "baton_link_disconnects", "Connections of workers that ended without a goodbye"

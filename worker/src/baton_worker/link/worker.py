@@ -260,12 +260,10 @@ class ZmqWorkerLink:
             log.exception("command not understood", extra={"incarnation": event.incarnation})
             self._metrics.malformed_messages.inc("command_body")
             return
-        if not RequestKey(command.handle, command.attempt).fits_the_wire:
+        key = RequestKey(command.handle, command.attempt)
+        if not key.fits_the_wire:
             # No row could answer it, and no record carry a row that did.
-            log.error(
-                "command for a request that no record can name",
-                extra={"handle": command.handle, "attempt": command.attempt},
-            )
+            log.error("command for a request that no record can name", extra={"key": key})
             self._metrics.malformed_messages.inc("command_body")
             return
         if incarnation_of(command.handle) != event.incarnation:

@@ -14,13 +14,21 @@ from dataclasses import dataclass, field
 from baton_worker.engine.api import FailedRequest
 from baton_worker.identity import RequestKey, incarnation_of
 from baton_worker.link.api import RowsRefused
-from baton_worker.records.columns import ErrorCode, StepColumns
+from baton_worker.records.columns import ErrorCode, Finish, StepColumns
+from baton_worker.roles.metrics import Outcome
 from baton_worker.roles.open_requests import OpenRequests
 from baton_worker.roles.parts import LoopParts
 from baton_worker.roles.placeless import Placeless
-from baton_worker.roles.rows import by_incarnation, ended_keys, error_columns
+from baton_worker.roles.rows import by_incarnation, ends, error_columns
 
 log = logging.getLogger(__name__)
+
+_OUTCOMES = {
+    Finish.STOP: Outcome.FINISHED,
+    Finish.LENGTH: Outcome.FINISHED,
+    Finish.ABORT: Outcome.ABORTED,
+}
+"""How a request left whose last row a step brought; with any other finish it failed."""
 
 
 @dataclass(slots=True)
@@ -44,8 +52,8 @@ class Endings:
         for incarnation, rows in by_incarnation(columns).items():
             self.parts.link.publish(incarnation, rows, self._step_id)
         self.parts.metrics.emitted(columns, self.clock())
-        for key in ended_keys(columns):
-            self.leave(key, "ended")
+        for key, finish in ends(columns):
+            self.leave(key, _OUTCOMES.get(finish, Outcome.FAILED))
 
     def end(self, key: RequestKey, code: ErrorCode, message: str) -> None:
         """End a request that is not in the engine with an error row of its own."""
@@ -53,7 +61,7 @@ class Endings:
         self.parts.metrics.refused(code)
         row = error_columns(key, code, message)
         self.parts.link.publish(incarnation_of(key.handle), row, self._step_id)
-        self.leave(key, "failed")
+        self.leave(key, Outcome.FAILED)
 
     def fail(self, key: RequestKey, code: ErrorCode, message: str) -> None:
         """End a request that may be in the engine; its row comes with the next step."""
@@ -85,7 +93,7 @@ class Endings:
             elif key in event.ended:
                 self.end(key, ErrorCode.INTERNAL, message)
 
-    def leave(self, key: RequestKey, outcome: str) -> None:
+    def leave(self, key: RequestKey, outcome: Outcome) -> None:
         """Note that nothing more is to be said of a request: its end was told, or decode has it."""
         self.parts.metrics.gone(key)
         self.placeless.leave(key)

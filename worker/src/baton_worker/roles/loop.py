@@ -36,6 +36,7 @@ from baton_worker.roles.event_queue import (
     StopRequested,
     WorkerEvent,
 )
+from baton_worker.roles.metrics import Outcome
 from baton_worker.roles.open_requests import OpenRequests
 from baton_worker.roles.parts import LoopParts
 from baton_worker.roles.placeless import Placeless
@@ -133,7 +134,7 @@ class WorkerLoop:
                 self._take_over(handoff)
             case HandoffDelivered(key):
                 self.parts.engine.release_handoff(key)
-                self.endings.leave(key, "handed_over")
+                self.endings.leave(key, Outcome.HANDED_OVER)
             case HandoffFailed(key, code, message):
                 self._not_handed_over(key, code, message)
             case HandoffFilled(filled, n_tokens):
@@ -157,7 +158,8 @@ class WorkerLoop:
         if not self._admits(key):
             return
         self.live.enter(key, submit.decode)
-        self.parts.traces.submitted(key, submit.traceparent)
+        hands_over = submit.decode is not None
+        self.parts.traces.submitted(key, submit.traceparent, hands_over=hands_over)
         if not self.placeless.needs_place(submit):
             self._begin(submit)
         elif not self.placeless.ask(submit):
@@ -203,7 +205,7 @@ class WorkerLoop:
             if self.parts.engine.abort(key):
                 self.live.end(key)
             elif not self.live.is_ending(key):
-                self.endings.leave(key, "aborted")
+                self.endings.leave(key, Outcome.ABORTED)
         for n in range(attempt + 1):
             key = RequestKey(handle, n)
             self.parts.ledger.close(key, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 
 from baton_worker.identity import RequestKey
@@ -10,6 +11,15 @@ from baton_worker.records.columns import ErrorCode, StepColumns
 from baton_worker.roles.rows import emitting_keys
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Outcome(enum.StrEnum):
+    """How a request left a worker."""
+
+    FINISHED = "finished"
+    HANDED_OVER = "handed_over"
+    ABORTED = "aborted"
+    FAILED = "failed"
 
 
 class RoleMetrics:
@@ -36,13 +46,20 @@ class RoleMetrics:
             "baton_engine_stalls", "How often the engine seemed to hang"
         )
         self._requests = factory.counter(
-            "baton_worker_requests", "Requests by how they left this worker", labels=("outcome",)
+            "baton_worker_requests",
+            "Requests by how they left this worker: finished, handed_over (decode has it), aborted "
+            "(its gateway said so, or is gone) or failed (see baton_worker_refused_total)",
+            labels=("outcome",),
         )
+        for outcome in Outcome:
+            self._requests.labels(*factory.values(outcome))
         self._refused = factory.counter(
             "baton_worker_refused",
             "Requests ended by this worker with an error, by code",
             labels=("reason",),
         )
+        for code in ErrorCode:
+            self._refused.labels(*factory.values(code.name.lower()))
         self._wire = factory.gauge(
             "baton_wire_info",
             "Wire range and compatibility of this process; always 1",
@@ -78,9 +95,9 @@ class RoleMetrics:
         if is_suspect:
             self.engine_stalls.inc()
 
-    def left(self, outcome: str, count: int = 1) -> None:
-        """Count requests that left: finished, aborted, handed_over or failed."""
-        self._requests.labels(*self._factory.values(outcome)).inc(count)
+    def left(self, outcome: Outcome) -> None:
+        """Count a request that left."""
+        self._requests.labels(*self._factory.values(outcome)).inc()
 
     def refused(self, code: ErrorCode) -> None:
         """Count a request that this worker ended with an error row."""

@@ -34,9 +34,12 @@ def error_columns(key: RequestKey, code: ErrorCode, message: str) -> StepColumns
     )
 
 
-def ended_keys(columns: StepColumns) -> list[RequestKey]:
-    """Return the requests whose rows carry a finish."""
-    return _keys(columns, (columns.flags & FINISH_MASK) != 0)
+def ends(columns: StepColumns) -> list[tuple[RequestKey, Finish]]:
+    """Return the requests whose rows carry a finish, and which."""
+    finishes = columns.flags & FINISH_MASK
+    where = finishes != 0
+    told = [Finish(finish) for finish in finishes[where].tolist()]
+    return list(zip(_keys(columns, where), told, strict=True))
 
 
 def emitting_keys(columns: StepColumns) -> list[RequestKey]:

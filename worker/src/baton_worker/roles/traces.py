@@ -21,6 +21,7 @@ class _Phase(NamedTuple):
     name: str
     parent: str
     start_unix_ns: int
+    hands_over: bool = False
 
 
 @dataclass(slots=True)
@@ -31,9 +32,9 @@ class RequestTraces:
     now_unix_ns: Callable[[], int] = time.time_ns
     _phases: dict[RequestKey, _Phase] = field(default_factory=dict, init=False)
 
-    def submitted(self, key: RequestKey, traceparent: str) -> None:
-        """A prompt is in line."""
-        self._enter(key, "baton.queue", traceparent)
+    def submitted(self, key: RequestKey, traceparent: str, *, hands_over: bool) -> None:
+        """A prompt is in line; `hands_over`: another worker is to decode it."""
+        self._enter(key, "baton.queue", traceparent, hands_over)
 
     def arrived(self, key: RequestKey, traceparent: str) -> None:
         """A handoff arrived: decode's share begins."""
@@ -49,6 +50,9 @@ class RequestTraces:
             if phase is not None:
                 admitted = now - int(prefill_seconds * _NS)
                 self.tracing.record("baton.queue", phase.parent, phase.start_unix_ns, admitted, {})
+                if phase.hands_over:  # it lasts until the offer, or ends at its first token
+                    self._phases[key] = _Phase("baton.prefill", phase.parent, admitted)
+                    continue
                 self.tracing.record("baton.prefill", phase.parent, admitted, now, {})
                 self._phases[key] = _Phase("baton.decode", phase.parent, now)
 
@@ -56,16 +60,21 @@ class RequestTraces:
         """Prefill offers its KV: what follows here is the handoff."""
         phase = self._phases.get(key)
         if phase is not None:
-            self._phases[key] = _Phase("baton.handoff", phase.parent, self.now_unix_ns())
+            now = self.now_unix_ns()
+            if phase.name == "baton.prefill":
+                self.tracing.record(phase.name, phase.parent, phase.start_unix_ns, now, {})
+            self._phases[key] = _Phase("baton.handoff", phase.parent, now)
 
     def left(self, key: RequestKey, outcome: str) -> None:
         """A request left this worker."""
         phase = self._phases.pop(key, None)
         if phase is not None:
-            name, parent, start = phase
+            name, parent, start, _ = phase
             attributes = {"baton.outcome": outcome}
             self.tracing.record(name, parent, start, self.now_unix_ns(), attributes)
 
-    def _enter(self, key: RequestKey, name: str, traceparent: str) -> None:
+    def _enter(
+        self, key: RequestKey, name: str, traceparent: str, hands_over: bool = False
+    ) -> None:
         if self.tracing.is_on and traceparent:
-            self._phases[key] = _Phase(name, traceparent, self.now_unix_ns())
+            self._phases[key] = _Phase(name, traceparent, self.now_unix_ns(), hands_over)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.api import StepStats
-from baton_worker.engine.output.snapshot import EmittedRow, StepOut, Waits
+from baton_worker.engine.output.snapshot import StepOut, Waits
 from baton_worker.engine.scheduling.plans import StepPlan
 from baton_worker.identity import RequestKey
 
@@ -30,7 +30,10 @@ def step_stats(plan: StepPlan, out: StepOut, n_draft: int, started: float, now: 
         proposed_by_position=_at_least(proposed, depth),
         accepted_by_position=_at_least([row.n_accepted for row in verified], depth),
         accept_lengths=tuple([row.n_accepted + 1 for row in verified]),
-        logprob_rows_by_k=_rows_by_k(out.rows),
+        logprob_rows_by_k=_by_k([(row.logprobs_k, row.n_tokens) for row in out.rows]),
+        prompt_rows_by_k=_by_k(
+            [(prompt.tokens.width - 1, len(prompt.tokens.tokens)) for prompt in out.prompts]
+        ),
         logprob_op_seconds=out.op_seconds,
         step_seconds=now - started,
         prefix_query_tokens=plan.prefix.queried_tokens,
@@ -41,11 +44,12 @@ def step_stats(plan: StepPlan, out: StepOut, n_draft: int, started: float, now: 
     )
 
 
-def _rows_by_k(rows: Sequence[EmittedRow]) -> tuple[tuple[int, int], ...]:
+def _by_k(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Sum (k, tokens) by k, without those that have no logprobs (-1)."""
     counts: dict[int, int] = {}
-    for row in rows:
-        if row.logprobs_k >= 0:
-            counts[row.logprobs_k] = counts.get(row.logprobs_k, 0) + row.n_tokens
+    for k, n_tokens in rows:
+        if k >= 0:
+            counts[k] = counts.get(k, 0) + n_tokens
     return tuple(sorted(counts.items()))
 
 

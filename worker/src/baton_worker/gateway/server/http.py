@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from baton_worker.gateway.answers.answer import GenerationAnswer
 from baton_worker.gateway.answers.formats import format_for
-from baton_worker.gateway.errors import ApiError
+from baton_worker.gateway.errors import CLIENT_GONE, ApiError
 from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.intake import Intake
 from baton_worker.gateway.metrics import GatewayMetrics
@@ -113,7 +113,10 @@ class _Routes:
 
     async def on_api_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        self._parts.metrics.refused(error.code or "invalid_request")
+        if error.status == CLIENT_GONE:  # it left the line: nobody refused it
+            self._parts.metrics.client_aborted(error.code or "client_gone")
+        else:
+            self._parts.metrics.refused(error.code or "invalid_request")
         return _error(error)
 
     async def on_http_exception(self, request: Request, error: Exception) -> Response:
@@ -124,7 +127,7 @@ class _Routes:
 
     async def on_disconnect(self, request: Request, error: Exception) -> Response:
         self._parts.metrics.client_aborted("body_incomplete")
-        return Response(status_code=499)
+        return Response(status_code=CLIENT_GONE)
 
     async def on_exception(self, request: Request, error: Exception) -> Response:
         return _error(ApiError(500, "internal error", code="internal"))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from baton_worker.gateway.errors import ApiError, full, internal
+from baton_worker.gateway.errors import CLIENT_GONE, ApiError, full, internal
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.serving.precedence import Precedence
 from baton_worker.gateway.serving.slots import Slots, Ticket
@@ -312,7 +312,7 @@ async def unless_gone(receive: Callable[[], Awaitable[Any]], starting: Awaitable
         await asyncio.wait((work, watcher), return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return work.result()
-        raise ApiError(499, "the client left while it waited in line", code="client_gone")
+        raise ApiError(CLIENT_GONE, "the client left while it waited in line", code="client_gone")
     finally:
         work.cancel()
         watcher.cancel()

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from baton_worker.gateway.errors import (
+    CLIENT_GONE,
     SUSPECT_REQUEST,
     WORKER_LOST,
     ApiError,
@@ -181,6 +182,7 @@ class Applier:
     def _count_workers(self) -> None:
         for role in Role:
             self._metrics.workers(role.label, self._workers.count(role))
+        self._metrics.usable.set(self._workers.limits is not None)
 
     def _step(self, event: StepReceived) -> None:
         now, worker_id = _Now(self._clock(), self._listened()), event.worker_id
@@ -271,7 +273,7 @@ class Applier:
         self._observe(live, len(delta.token_ids), now)
         if not generation.queue.put(delta):
             self._metrics.client_aborted("slow_client")
-            slow = ApiError(499, "the client reads too slowly", code="slow_client")
+            slow = ApiError(CLIENT_GONE, "the client reads too slowly", code="slow_client")
             self._requests.fail(generation, slow, outcome="slow_client", discard=True)
         elif delta.finish_reason is not None:
             self._requests.finish(live, worker_id if merged.finish else None)
@@ -296,14 +298,15 @@ class Applier:
     def _logprobs_missing(
         self, live: LiveRequest, error: LogprobsMissingError, worker_id: str
     ) -> None:
-        log.error("a row lacks logprobs", extra={"worker": worker_id, "detail": str(error)})
+        facts = {"key": live.key, "request": live.generation.request_id, "worker": worker_id}
+        log.error("a row lacks logprobs", extra={**facts, "detail": str(error)})
         missing = ApiError(500, str(error), code="logprobs_missing")
         cause = Loss.LOGPROBS_MISSING
         self._recover(live, cause, worker_id, missing, outcome="logprobs_missing")
 
     def _observe(self, live: LiveRequest, n_tokens: int, now: float) -> None:
         generation = live.generation
-        if generation.first_token is None:
+        if generation.first_token is None and n_tokens:
             generation.first_token = now
             self._metrics.ttft.observe(now - generation.arrived)
         if live.last_row and n_tokens:
@@ -329,7 +332,7 @@ class Applier:
             detail = row.error
             cause = detail.code if detail else ErrorCode.INTERNAL
             error = worker_error(worker_id, cause, detail.message if detail else "")
-        facts = {"handle": f"{live.key.handle:x}", "detail": error.message}
+        facts = {"key": live.key, "request": live.generation.request_id, "detail": error.message}
         log.warning("a worker ended a request with an error", extra=facts)
         self._recover(live, cause, worker_id, error, has_reported=True)
 
@@ -341,8 +344,8 @@ class Applier:
         )
         counter.inc()
         position = live.merge.next_position
-        facts = {"handle": f"{live.key.handle:x}", "fault": fault.value, "position": position}
-        log.error("rows of a request do not join", extra=facts)
+        facts = {"key": live.key, "request": live.generation.request_id, "position": position}
+        log.error("rows of a request do not join", extra={**facts, "fault": fault.value})
         error = ApiError(500, f"{fault.value} at output position {position}", code=fault.value)
         cause = Loss.GAP if fault is Fault.GAP_TIMEOUT else Loss.CONTRADICTION
         self._recover(live, cause, live.holders[-1], error, outcome=fault.value)

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from baton_worker.gateway.errors import (
+    CLIENT_GONE,
     WORKER_LOST,
     ApiError,
     bad_request,
@@ -258,7 +259,7 @@ class Dispatcher:
         """End a generation because of its client; nothing happens if it has ended."""
         if generation.live:
             self._metrics.client_aborted(reason)
-            error = ApiError(499, "the client closed the connection", code=reason)
+            error = ApiError(CLIENT_GONE, "the client closed the connection", code=reason)
             self._requests.fail(generation, error, outcome=reason, discard=True)
 
     def close(self) -> None:

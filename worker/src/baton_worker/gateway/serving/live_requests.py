@@ -311,6 +311,7 @@ def _facts(generation: Generation, outcome: str) -> dict[str, str | int | float]
     """Return what a generation's span tells."""
     facts: dict[str, str | int | float] = {
         "baton.outcome": outcome,
+        "baton.request_id": generation.request_id,
         "baton.endpoint": generation.request.endpoint.value,
         "baton.prompt_tokens": generation.request.prompt_tokens,
         "baton.cached_tokens": generation.cached_tokens,

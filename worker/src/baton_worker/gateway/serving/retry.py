@@ -142,7 +142,7 @@ class Retrier:
         generation = live.generation
         facts = {
             "request": generation.request_id,
-            "handle": f"{live.key.handle:x}",
+            "key": live.key,
             "workers": sorted(generation.harmed),
             "last": error.message,
         }
@@ -176,7 +176,7 @@ class Retrier:
         live.weights = weights_of(pair.prefill.info)
         self._requests.begin_attempt(live, pair.worker_ids)
         live.output.goes_on_at(pair.alone)
-        facts = {"handle": f"{live.key.handle:x}", "attempt": live.key.attempt, "why": why}
+        facts: dict[str, object] = {"key": live.key, "why": why}
         facts |= {"request": live.generation.request_id, "after_tokens": n_given}
         log.warning("a request is tried again", extra=facts)
         self._metrics.retried("from_token" if n_given else "from_start")
