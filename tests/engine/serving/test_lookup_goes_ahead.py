@@ -13,8 +13,9 @@ import pytest
 from baton_worker.engine.backends.device.flight import DeviceFlight
 from baton_worker.engine.backends.device.pace import Pace
 from baton_worker.engine.backends.device.runner import DeviceRunner
-from baton_worker.engine.ngram import NgramSizes
+from baton_worker.engine.ngram import NgramIndex, NgramSizes
 from baton_worker.engine.options import DraftSources
+from baton_worker.records.columns import Finish
 from baton_worker.sampling import LogprobParams
 
 ENGINES = ("device",)
@@ -28,6 +29,7 @@ SOURCES = {
     },
     "two of a layer": {"n_draft": 5, "use_mtp": True, "drafts": DraftSources(2, NgramSizes(1, 3))},
 }
+Found = list[tuple[tuple[int, ...], tuple[int, ...]]]
 Served = tuple[list[Any], list[int], list[int]]
 
 
@@ -63,6 +65,26 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bool]], No
         monkeypatch.setattr(Pace, "are_worth_rows", decision)
 
     return decided
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Found:
+    """Of each landing and request, what was found, and what the host's index finds in its text."""
+    noted: Found = []
+    draft = DeviceFlight._draft
+
+    def watched(self: DeviceFlight, kept: Any, *given: Any) -> None:
+        draft(self, kept, *given)
+        shape = self.program.shape
+        for request, _, row in kept if shape.n_found else ():
+            if row.finish is Finish.NONE:
+                made, drafts = request.drafts[: shape.n_drafts], request.drafts
+                index = NgramIndex(NgramSizes(1, 3))
+                wanted = index.propose(request.tokens, made, shape.n_found)
+                noted.append((drafts[len(made) :], wanted))
+
+    monkeypatch.setattr(DeviceFlight, "_draft", watched)
+    return noted
 
 
 def _served(bench: Any, prompts: Sequence[Any], each_step: Any = None, **more: Any) -> Served:
@@ -246,6 +268,24 @@ def test_a_step_ahead_of_accepted_drafts_has_tables_for_all_of_them(
         assert said == wanted, length
 
 
+@pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
+def test_tokens_of_steps_that_look_nothing_up_are_found_later(
+    make_bench: Any, make_prompts: Any, found: Found, sources: dict[str, Any]
+) -> None:
+    """K is 0 for a while, or all of it the layer's: no kernel adds what is emitted meanwhile."""
+    bench = make_bench(overlap=True, **sources)
+    for number, prompt in enumerate([(7, 8, 9, 10) * 6, *make_prompts(3, seed=37)]):
+        bench.submit(number, prompt, max_tokens=150, ignore_eos=True)
+    most = sources["n_draft"]
+    for count in (most, 0, most, sources["drafts"].max_model_steps, most):
+        bench.engine.set_num_speculative_tokens(count)
+        for _ in range(5):
+            bench.step()
+    bench.drain()
+    assert [drafts for drafts, _ in found] == [wanted for _, wanted in found]
+    assert any(drafts for drafts, _ in found)
+
+
 def _lives(make_bench: Any, make_prompts: Any, decide: Any, sources: Any, seed: int) -> None:
     rng = random.Random(seed)
     prompts = [
@@ -267,15 +307,22 @@ def _lives(make_bench: Any, make_prompts: Any, decide: Any, sources: Any, seed: 
 
 @pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
 def test_any_turns_of_both_say_the_same(
-    make_bench: Any, make_prompts: Any, decide: Any, sources: dict[str, Any]
+    make_bench: Any, make_prompts: Any, decide: Any, found: Found, sources: dict[str, Any]
 ) -> None:
     _lives(make_bench, make_prompts, decide, sources, seed=0)
+    assert [drafts for drafts, _ in found] == [wanted for _, wanted in found]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 7))
 @pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
 def test_many_turns_of_both_say_the_same(
-    make_bench: Any, make_prompts: Any, decide: Any, sources: dict[str, Any], seed: int
+    make_bench: Any,
+    make_prompts: Any,
+    decide: Any,
+    found: Found,
+    sources: dict[str, Any],
+    seed: int,
 ) -> None:
     _lives(make_bench, make_prompts, decide, sources, seed)
+    assert [drafts for drafts, _ in found] == [wanted for _, wanted in found]

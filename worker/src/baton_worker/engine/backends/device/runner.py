@@ -86,7 +86,7 @@ class DeviceRunner:
         batch = assemble(plan.decode, plan.prefill)
         assert len(batch.tokens) <= plan.most_tokens, "the plan's bound holds (R29)"
         requests = tuple(s.request for s in batch.sampled)
-        rules = self._rules(batch.sampled)
+        rules = self._rules(batch.sampled, self._n_by_lookup(n_draft))
         program, lane = self._programs.of(self._shape(batch, rules, n_draft)), self._next_lane()
         self._ahead.forget()
         fill(program.inputs[lane], batch, program.shape, rules)
@@ -151,7 +151,7 @@ class DeviceRunner:
         ending = [s._replace(start=s.start + shape.n_decoded) for s in chunks.sampled]
         order += (None,) * (shape.sequences - len(order)) + tuple(s.request for s in ending)
         sampled, at = (*decoding, *ending), np.append(at, np.arange(shape.sequences, n_places))
-        rules = self._rules(sampled)
+        rules = self._rules(sampled, shape.n_found)
         shape = self._chosen_shape(self._with_chunks(shape, chunks), sampled, rules)
         n_fed = len(plan.decode) * shape.q_len + len(chunks.tokens)
         assert n_fed <= plan.most_tokens, "the plan's bound holds (R29)"
@@ -187,13 +187,14 @@ class DeviceRunner:
 
     def _lineup(self, behind: DeviceFlight, plan: StepPlan, q_len: int) -> Lineup:
         order, sampled, at = _placed(plan.decode, behind, q_len)
-        return Lineup(plan.decode, order, sampled, at, q_len, self._rules(sampled))
+        rules = self._rules(sampled, behind.program.shape.n_found)
+        return Lineup(plan.decode, order, sampled, at, q_len, rules)
 
-    def _rules(self, sampled: Sequence[FedSequence]) -> StepRules:
+    def _rules(self, sampled: Sequence[FedSequence], n_found: int) -> StepRules:
         requests = [s.request for s in sampled]
         counted = self._counted.assign([r for r in requests if r.penalties is not None])
-        is_asked = self._options.drafts.ngram is not None
-        return StepRules(sampled, counted, self._remembered.assign(requests) if is_asked else {})
+        # A step that looks nothing up adds nothing to histories: those behind it are filled anew.
+        return StepRules(sampled, counted, self._remembered.assign(requests if n_found else ()))
 
     def _flight(
         self,
