@@ -236,6 +236,23 @@ def test_a_graph_that_went_for_another_is_not_at_hand(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
+def test_graphs_that_go_at_the_start_are_those_with_logprobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With lookup 256 sequences have 276: each size greedy and sampled, with its drafts and not."""
+    monkeypatch.setattr(program, "_MOST_GRAPHS", 12)
+    chosen = msgspec.structs.replace(
+        config(device="gpu", dtype="float32"),
+        speculative=SpeculativeConfig(method="ngram", num_speculative_tokens=2),
+    )
+    device = NumpyDevice(64 * MIB)
+    fresh = start_engine(chosen, device, NumpyKernels(device), time.monotonic)
+    kept = list(fresh.runner._programs._repeated)
+    assert {(shape.most_top, shape.q_len) for shape in kept} == {(-1, 1), (-1, 3)}
+    assert len(kept) == 12 < fresh.runner.launches.captured
+
+
+@pytest.mark.slow
 def test_what_the_device_does_is_counted() -> None:
     fresh = started()
     registry = CollectorRegistry()

@@ -41,6 +41,9 @@ def warm_up(engine: DeviceEngine, clock: Callable[[], float] = time.monotonic) -
     logprobs, with a token's own, and with alternatives; where lookup is a source, with as many of
     its drafts as there may be, and with none.
 
+    Alternatives come first: where more graphs are made than are kept, those that most steps need
+    are the newest.
+
     Nothing of it stays in the engine: the requests run in another one over the same pool and
     runner, whose blocks hold nothing yet.
 
@@ -49,7 +52,7 @@ def warm_up(engine: DeviceEngine, clock: Callable[[], float] = time.monotonic) -
     """
     started = clock()
     sizes = decode_sizes(engine.options.max_running)
-    for logprobs_k in sorted({-1, 0, engine.options.max_top_k}):
+    for logprobs_k in sorted({-1, 0, engine.options.max_top_k}, reverse=True):
         for temperature in (0.0, 1.0):
             for found in _found(engine.options):
                 _descend(_beside(engine, clock, found), sizes, temperature, logprobs_k)
