@@ -230,6 +230,18 @@ def test_without_lookup_nothing_is_noted(
     assert not noted
 
 
+def test_of_steps_that_did_not_go_ahead_nothing_is_noted(
+    make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device rested before each of them, for as long as the host took."""
+    noted: list[Any] = []
+    monkeypatch.setattr(Pace, "note", lambda self, *given: noted.append(given))
+    bench = make_bench(**SOURCES["lookup"])
+    _served(bench, make_prompts(3, seed=38))
+    assert bench.engine._parts.runner.launches.captured, "who was first is not noted either"
+    assert not noted
+
+
 @pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
 def test_what_rows_may_bring_is_the_mean_of_all(
     make_bench: Any, make_prompts: Any, monkeypatch: pytest.MonkeyPatch, sources: dict[str, Any]
