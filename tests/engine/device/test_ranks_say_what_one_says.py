@@ -26,6 +26,7 @@ from baton_testing.numpy_team import team_of
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.engine.backends.device.engine import DeviceEngine, LoadedModel
 from baton_worker.engine.backends.device.loading import load_device_weights
+from baton_worker.engine.backends.device.pace import Pace
 from baton_worker.engine.model.checkpoint import open_checkpoint
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.engine.ngram import NgramSizes
@@ -98,6 +99,20 @@ def asked(model: LoadedModel, vocab_size: int = 0, **given: Any) -> list[Said]:
         engine.close()
 
 
+def quoted(model: LoadedModel, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return what is said behind a prompt, with lookup's drafts."""
+    drafts, said = DraftSources(0, NgramSizes(1, 3)), list[int]()
+    engine = DeviceEngine(model, options(n_draft=3, drafts=drafts, use_mtp=False), Clock())
+    sampling = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+    try:
+        engine.submit(Submit(1, 0, prompt_token_ids=prompt, sampling=sampling))
+        while engine.has_work():
+            said += engine.step().columns.token.tolist()
+    finally:
+        engine.close()
+    return tuple(said)
+
+
 def floats(values: Any) -> list[float]:
     return [struct.unpack("<f", bits)[0] for bits in values]
 
@@ -113,6 +128,15 @@ def near(ours: list[Said], theirs: list[Said]) -> None:
             pairs.append(([row[1]], [others[1]]))
         for left, right in pairs:
             np.testing.assert_allclose(floats(left), floats(right), rtol=0, atol=TOLERANCE)
+
+
+def test_all_ranks_find_the_same_in_what_they_were_told(
+    ranks: LoadedModel, whole: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a step that goes ahead each rank feeds the drafts that its own histories gave."""
+    monkeypatch.setattr(Pace, "are_worth_rows", lambda self, n, gain: True)
+    loop = quoted(whole, (7, 8, 9, 10) * 6, 60)
+    assert quoted(ranks, loop, 12) == quoted(whole, loop, 12)
 
 
 @pytest.mark.slow
