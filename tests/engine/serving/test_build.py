@@ -79,6 +79,12 @@ def test_impossible_limits_name_field_and_value(
         resolve_options(_config(**engine), tiny.shape)
 
 
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_kv_that_no_host_holds_is_refused_by_its_fields(device: str) -> None:
+    with pytest.raises(DeviceError, match=rf"engine.kv_blocks {1 << 60} takes .* GiB"):
+        build_engine(_config(device=device, kv_blocks=1 << 60))
+
+
 @pytest.mark.parametrize(("n_layers", "used"), [(1, 1), (3, 3), (8, 5)])
 def test_as_many_draft_layers_are_used_as_drafts_may_be_made(
     make_model: Any, n_layers: int, used: int
