@@ -258,8 +258,19 @@ def test_an_index_that_cannot_be_read_is_named(make_checkpoint: Callable[..., An
             lambda weight_map: weight_map.update({"ghost.weight": "../elsewhere.safetensors"}),
             "'../elsewhere.safetensors' is not a plain file name",
         ),
+        *(
+            (lambda m, name=name: m.update({"ghost.weight": name}), f"{name!r} is not a plain file")
+            for name in ("", "..", "cut\0off.safetensors")
+        ),
     ],
-    ids=["key not in the index", "key not in its file", "file outside the folder"],
+    ids=[
+        "key not in the index",
+        "key not in its file",
+        "file outside the folder",
+        "no name",
+        "the folder above",
+        "a name that no file can have",
+    ],
 )
 def test_an_index_that_disagrees_with_its_files_is_refused(
     make_checkpoint: Callable[..., Any], change: Callable[[dict[str, str]], object], message: str

@@ -350,6 +350,10 @@ def test_too_many_callers_are_turned_away(
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"handoff\.shared_dir is .*nowhere.*No such file"):
         Door(tmp_path / "nowhere")
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=r"handoff\.shared_dir is .*file'.*Not a directory"):
+        Door(file)
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     with pytest.raises(ConfigError, match="longer than the 107"):

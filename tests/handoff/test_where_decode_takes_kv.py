@@ -42,6 +42,12 @@ def test_every_address_is_not_advertised_by_name_either(host):
         check_advertised(HandoffConfig(bind="tcp://0.0.0.0:1", advertise_host=host))
 
 
+@pytest.mark.parametrize("host", ["decode..kv", "d" * 64, "decode kv"])
+def test_what_no_host_can_be_called_is_not_advertised(host):
+    with pytest.raises(ConfigError, match=r"handoff\.advertise_host is .* no host can be called"):
+        check_advertised(HandoffConfig(bind="tcp://0.0.0.0:1", advertise_host=host))
+
+
 @pytest.mark.parametrize("bind", ["tcp://::1:0", "ipc:///tmp/x", "tcp://:1", "tcp://a", "a:1"])
 def test_what_is_no_tcp_address_is_refused_by_name(bind):
     with pytest.raises(ConfigError, match=r"handoff\.bind is .* tcp://host:port"):

@@ -37,14 +37,41 @@ def test_a_static_list_names_each_address_once(link_config) -> None:
         {"gateways": ("tcp://gateway:65536",)},
         {"gateways": ("tcp://::1:5555",)},
         {"gateways": ("tcp://gate way:5555",)},
+        {"gateways": ("tcp://gateway..svc:5555",)},
+        {"gateways": (f"tcp://{'g' * 64}:5555",)},
     ],
-    ids=["neither", "both", "not-tcp", "no-port", "port-0", "port-high", "bare-ipv6", "space"],
+    ids=[
+        "neither",
+        "both",
+        "not-tcp",
+        "no-port",
+        "port-0",
+        "port-high",
+        "bare-ipv6",
+        "space",
+        "empty-part",
+        "long-part",
+    ],
 )
 def test_gateways_that_cannot_be_found_are_a_configuration_error(
     link_config, fields: dict[str, object]
 ) -> None:
     with pytest.raises(ConfigError, match=r"link\.gateways"):
         static_endpoints(link_config(**fields))
+
+
+@pytest.mark.parametrize("name", ["gateway..svc", "g" * 64, f"{'g' * 50}." * 6, "a b", ".svc"])
+def test_a_name_that_no_host_can_have_is_a_configuration_error(link_config, name: str) -> None:
+    """As of a template whose namespace was left empty: looked up, it ended the process."""
+    with pytest.raises(ConfigError, match=r"^link\.dns is .* which no host can be called"):
+        static_endpoints(link_config(dns=name))
+
+
+@pytest.mark.parametrize(
+    "name", ["gateway", "gw.ns.svc.cluster.local.", "gw_1", "::1", "bücher.de"]
+)
+def test_a_name_that_a_host_can_have_is_looked_up(link_config, name: str) -> None:
+    assert static_endpoints(link_config(dns=name)) == ()
 
 
 def test_a_name_resolves_to_addresses_of_one_family() -> None:

@@ -93,11 +93,35 @@ def test_what_is_dumped_is_read_back_equal(tmp_path):
         ("- a\n", r"it must hold model, worker_id, .*, not \['a'\]"),
         ("tiny\n", "it must hold model, .*, not 'tiny'"),
         ("model: [\n", "baton.yaml"),
+        ("# nothing\n", "it is empty: model.path at least is required"),
+        (
+            "model: {path: m}\nengine: {max_running: 4}\nengine: {overlap: false}\n",
+            "engine is there twice, in lines 2 and 3",
+        ),
+        (
+            "model: {path: m}\nlink: {curve: {enabled: false, enabled: true}}\n",
+            r"link\.curve\.enabled is there twice",
+        ),
+        ("model: {path: m}\nhealth: {on: 1}\n", r"health\.on is no field: .* are text"),
+        ("model: {path: m}\n8: 1\n", "8 is no field"),
+        ('model: {path: "a\\0b"}\n', r"model\.path is 'a\\x00b': .* no zero byte"),
+        (
+            'model: {path: m}\nlink: {gateways: [a, "a\\0b"]}\n',
+            r"link\.gateways\[1\] is .* no zero byte",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_by_field(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         load_config(write(tmp_path, text))
+
+
+def test_an_anchor_is_read_wherever_it_is_named(tmp_path):
+    text = (
+        "model: {path: m}\nhealth: {limits: &l {max_headers: 7}}\ngateway: {http: {limits: *l}}\n"
+    )
+    config = load_config(write(tmp_path, text))
+    assert config.health.limits.max_headers == config.gateway.http.limits.max_headers == 7
 
 
 def test_a_missing_file_is_named(tmp_path):

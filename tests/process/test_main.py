@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
+from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.local.command import how_it_ended
 from baton_worker.logs import JsonFormatter, TextFormatter
 from baton_worker.main import build_parser, main
@@ -120,7 +123,7 @@ def test_every_command_explains_itself(command, capsys):
         (["keygen", "--out", ".", "--name", "../a"], "--name '../a' is no file's name"),
         (["keygen", "--out", ".", "--name", ""], "--name '' is no file's name"),
         (["prefill", "--config", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
-        (["prefill", "--config", "/dev/null"], "/dev/null is empty: model.path"),
+        (["prefill", "--config", "/dev/null"], "/dev/null: it is empty: model.path"),
     ],
 )
 def test_bad_arguments_end_with_a_named_error(arguments, message, capsys):
@@ -196,3 +199,31 @@ def test_json_lines_are_objects_with_the_facts():
     assert entry["message"] == "draining"
     assert entry["requests"] == 3
     assert entry["process"] == "decode-0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["decode", "gateway"])
+def test_a_signal_to_end_that_comes_before_its_handler_is_kept(tmp_path, role):
+    """A container's first process would lose it, and any other end without a word."""
+    path = tmp_path / "baton.yaml"
+    path.write_text(
+        f"model: {{path: {TINY_MODEL}}}\n"
+        "engine: {device: sim}\n"
+        "gateway: {http: {port: 0}}\n"
+        "link: {gateways: ['tcp://127.0.0.1:1'], bind: 'tcp://127.0.0.1:*', "
+        "curve: {enabled: false}}\n"
+    )
+    script = (
+        "import os, signal, sys\n"
+        "from baton_worker import main as program\n"
+        "read = program.effective_config\n"
+        "def told(options):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return read(options)\n"
+        "program.effective_config = told\n"
+        f"sys.exit(program.main([{role!r}, '--config', {str(path)!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr

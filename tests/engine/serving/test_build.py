@@ -79,6 +79,12 @@ def test_impossible_limits_name_field_and_value(
         resolve_options(_config(**engine), tiny.shape)
 
 
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_kv_that_no_host_holds_is_refused_by_its_fields(device: str) -> None:
+    with pytest.raises(DeviceError, match=rf"engine.kv_blocks {1 << 60} takes .* GiB"):
+        build_engine(_config(device=device, kv_blocks=1 << 60))
+
+
 @pytest.mark.parametrize(("n_layers", "used"), [(1, 1), (3, 3), (8, 5)])
 def test_as_many_draft_layers_are_used_as_drafts_may_be_made(
     make_model: Any, n_layers: int, used: int
@@ -211,3 +217,27 @@ def test_import_is_silent_and_leaves_logging_and_signals_alone() -> None:
     )
     assert (done.stdout, done.stderr) == ("", "")
     assert done.returncode == -15, "Paddle's handler would print a trace and exit 143"
+
+
+@pytest.mark.slow
+def test_a_signal_to_end_that_comes_while_paddle_loads_is_ours() -> None:
+    """Its own handler, which is in place then, would print a trace and exit 143, or, in a
+    container's first process, be the end of nothing but the signal.
+    """
+    done = _python(
+        "import importlib.abc, os, signal, sys\n"
+        "from baton_worker import held_signals\n"
+        "from_the_start = held_signals.held()\n"  # as in `main`, before others have threads
+        "from_the_start.__enter__()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(os.write(1, b'told\\n') - 5))\n"
+        "held_signals.let_through()\n"
+        "class Finder(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'paddle.nn':\n"
+        "            assert 'paddle.base' in sys.modules, 'which installs the handler'\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "import baton_worker.engine.backends.paddle.framework\n"
+        "print('loaded')"
+    )
+    assert (done.stdout, done.returncode) == ("told\n", 0), done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from baton_worker.engine.kv.pool import (
     BlockAllocator,
     KvPool,
     OutOfBlocksError,
+    PoolTooLargeError,
 )
 
 SHAPE = KvShape(n_layers=2, kv_heads=2, block_size=4, head_dim=8, n_blocks=10)
@@ -189,6 +192,17 @@ def test_integrity_check_sees_lost_and_doubled_blocks(tables: list[list[int]]) -
 def test_an_allocator_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="n_blocks is 0"):
         BlockAllocator(0)
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("power", [40, 60, 80])
+def test_a_pool_that_no_host_holds_is_refused_with_its_fields(power: int, is_shared: bool) -> None:
+    """Some of it as more than there is, some as more than an array or a file can have."""
+    shape = dataclasses.replace(SHAPE, n_blocks=1 << power)
+    gibibytes = f"takes {(1 << power) * 1024 / (1 << 30):,.1f} GiB"
+    told = f"engine.kv_blocks {1 << power} {gibibytes}"
+    with pytest.raises(PoolTooLargeError, match=f"{re.escape(told)}.*max_running.*max_model_len"):
+        KvPool(shape, is_shared)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ EVERY = "*"
 _EVERY_HOST = frozenset({EVERY, "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 _DUAL = "::"
 _IPV4_ONLY = "0.0.0.0"  # noqa: S104 - what * means on a machine without IPv6
+_MOST_NAME_BYTES = 253
 
 
 def bracketed(host: str) -> str:
@@ -45,6 +46,19 @@ def callable_host(listening: str, advertised: str) -> str:
         return advertised.strip("[]")
     host = listening.strip("[]")
     return host if not is_every_host(host) else "127.0.0.1"
+
+
+def may_be_host(host: str) -> bool:
+    """Whether `host` is an address, or may be a name: each part between dots has 1 to 63 bytes, all
+    of it 253 at most, and no blanks. What is looked up and is neither is no miss of the resolver's
+    but a `UnicodeError`.
+    """
+    try:
+        encoded = host.encode("idna")
+    except UnicodeError:
+        return False
+    is_one_word = host != "" and host.isprintable() and " " not in host
+    return is_one_word and len(encoded.removesuffix(b".")) <= _MOST_NAME_BYTES
 
 
 def is_ipv6(host: str) -> bool:

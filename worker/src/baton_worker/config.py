@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from baton_worker.config_decode_prompts import DecodePromptsConfig, check_chunk
+from baton_worker.config_document import DocumentError, read_document
 from baton_worker.config_errors import explain
 from baton_worker.config_types import Count, Port, Seconds, SecondsOrNone, Section, Share
 
@@ -382,13 +383,11 @@ def load_config(path: Path) -> ProcessConfig:
         ConfigError: it is none; the message has the file, the field, its value and what it may be.
     """
     try:
-        document = msgspec.yaml.decode(path.read_bytes())
+        document = read_document(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except DocumentError as error:
         raise ConfigError(f"{path}: {error}") from error
-    if document is None:
-        raise ConfigError(f"{path} is empty: model.path at least is required")
     try:
         return msgspec.convert(document, ProcessConfig)
     except msgspec.ValidationError as error:

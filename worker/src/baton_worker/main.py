@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from baton_worker import __version__
+from baton_worker import __version__, held_signals
 from baton_worker.config import ConfigError, ProcessConfig, load_config
 from baton_worker.identity import Role
 from baton_worker.local.flags import add_flags, local_options
@@ -148,7 +148,8 @@ def main(arguments: list[str] | None = None) -> int:
             from baton_worker.control import run_control
 
             return run_control(options.socket, options.order, options.number)
-        return _process(options)
+        with held_signals.held():  # until there are handlers, seconds of imports later
+            return _process(options)
     except ConfigError as error:
         sys.stderr.write(f"baton-worker: {error}\n")
         return EXIT_BAD_CONFIG

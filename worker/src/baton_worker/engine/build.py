@@ -13,10 +13,12 @@ from functools import partial
 from pathlib import Path
 
 from baton_worker.config import ProcessConfig
+from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
 from baton_worker.engine.closing import closing_on_failure
 from baton_worker.engine.engine import StepEngine
+from baton_worker.engine.kv.pool import PoolTooLargeError
 from baton_worker.engine.load_progress import LoadProgress
 from baton_worker.engine.model.shape import ModelShape, load_shape
 from baton_worker.engine.model.shards import Shard
@@ -50,13 +52,16 @@ def build_engine(
     device = config.engine.device
     progress = progress or LoadProgress()
     _tell_unread(Path(config.model.path))
-    match device:
-        case "sim":
-            engine: StepEngine = _simulated(config, clock)
-        case "cpu":
-            engine = _loaded(config, clock, on_rank_death, progress)
-        case "gpu":
-            engine = _on_a_gpu(config, clock, on_rank_death, progress)
+    try:
+        match device:
+            case "sim":
+                engine: StepEngine = _simulated(config, clock)
+            case "cpu":
+                engine = _loaded(config, clock, on_rank_death, progress)
+            case "gpu":
+                engine = _on_a_gpu(config, clock, on_rank_death, progress)
+    except PoolTooLargeError as error:
+        raise DeviceError(str(error)) from error
     log.info(
         "engine ready",
         extra={

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from baton_worker.addresses import EVERY, is_every_host, tcp_endpoint
+from baton_worker.addresses import EVERY, is_every_host, may_be_host, tcp_endpoint
 from baton_worker.config import ConfigError, HandoffConfig
 
 
@@ -24,6 +24,11 @@ def check_advertised(config: HandoffConfig) -> None:
             raise ConfigError(
                 f"handoff.advertise_host is {config.advertise_host!r}, which nobody can connect "
                 "to: it must be this worker's own address or name"
+            )
+        if not may_be_host(config.advertise_host.strip("[]")):
+            raise ConfigError(
+                f"handoff.advertise_host is {config.advertise_host!r}, which no host can be "
+                "called: each part between dots has 1 to 63 characters, and none is a blank"
             )
     elif is_every_host(host):
         raise ConfigError(

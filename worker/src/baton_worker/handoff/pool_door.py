@@ -224,7 +224,8 @@ def _listening(path: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         for made in (unheard, path):
-            made.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it was not made, and is told of below
+                made.unlink()
         raise ConfigError(
             f"handoff.shared_dir is {str(path.parent)!r}, where no socket can be made: "
             f"{error.strerror}"

@@ -14,14 +14,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
-from baton_worker.addresses import tcp_endpoint
+from baton_worker.addresses import may_be_host, tcp_endpoint
 from baton_worker.config import ConfigError, LinkConfig
 
 log = logging.getLogger(__name__)
 
 RESOLVE_SECONDS = 5.0
 
-_ADDRESS = re.compile(r"tcp://([^:/\[\]\s]+|\[[0-9a-fA-F:.]+(%\w+)?\]):(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(
+    r"tcp://(?P<host>[^:/\[\]\s]+|\[[0-9a-fA-F:.]+(%\w+)?\]):(?P<port>[0-9]{1,5})"
+)
 _MAX_PORT = 65535
 
 
@@ -30,10 +32,15 @@ def static_endpoints(config: LinkConfig) -> tuple[str, ...]:
 
     Raises:
         ConfigError: neither or both of `link.gateways` and `link.dns` are set, or an address is
-            not `tcp://host:port`.
+            not `tcp://host:port`, or no host can have the name.
     """
     if bool(config.gateways) == bool(config.dns):
         raise ConfigError("link.gateways: set either it or link.dns, so that gateways can be found")
+    if config.dns and not may_be_host(config.dns):
+        raise ConfigError(
+            f"link.dns is {config.dns!r}, which no host can be called: each part between dots has "
+            "1 to 63 characters, and none is a blank"
+        )
     for endpoint in config.gateways:
         if not is_endpoint(endpoint):
             raise ConfigError(f"link.gateways: {endpoint!r} is not tcp://host:port")
@@ -43,7 +50,7 @@ def static_endpoints(config: LinkConfig) -> tuple[str, ...]:
 def is_endpoint(text: str) -> bool:
     """Whether `text` is `tcp://host:port`, an IPv6 address in brackets."""
     found = _ADDRESS.fullmatch(text)
-    return found is not None and 0 < int(found["port"]) <= _MAX_PORT
+    return found is not None and 0 < int(found["port"]) <= _MAX_PORT and may_be_host(found["host"])
 
 
 def resolve(name: str, port: int) -> frozenset[str]:

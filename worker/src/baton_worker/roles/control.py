@@ -7,6 +7,7 @@ TCP to the socket must not undo that, so what looks like a browser's request is 
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -24,7 +25,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton_worker.config import ConfigError, ControlConfig, HttpLimits
-from baton_worker.config_errors import cannot_listen
 from baton_worker.engine.closing import close_all
 from baton_worker.http_edge.gate import Gate
 from baton_worker.http_edge.metrics import HttpMetrics
@@ -35,6 +35,12 @@ from baton_worker.roles.serving import ThreadServer
 MAX_PATH_BYTES = 107
 """Of a Unix socket's address, by the kernel."""
 
+_HINTS = {
+    errno.EADDRINUSE: "; end the process that listens there (`ss -lxp` names it), remove what is "
+    "there and is no socket, or choose another path",
+    errno.EACCES: "; this process's user may make no file there",
+    errno.ENOENT: "; make its folder first",
+}
 _BACKLOG = 16
 LIMITS = HttpLimits(max_body_bytes=4096, max_connections=64)
 _HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -174,7 +180,10 @@ def _listen(path: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(cannot_listen("control.socket", path, error.errno)) from error
+        hint = _HINTS.get(error.errno or 0, "")
+        raise ConfigError(
+            f"control.socket: cannot listen on {path}: {error.strerror}{hint}"
+        ) from error
     return listener
 
 

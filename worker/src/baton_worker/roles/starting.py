@@ -18,6 +18,7 @@ from types import FrameType
 
 from prometheus_client import CollectorRegistry
 
+from baton_worker import held_signals
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.closing import close_all, closing_on_failure, is_closing_on_failure
 from baton_worker.engine.load_progress import LoadProgress
@@ -32,7 +33,7 @@ from baton_worker.roles.health import HealthServer, HealthSources
 
 log = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = held_signals.ENDING
 SAY_SECONDS = 1.0
 """For which a log that takes no line holds up who ends: a pipe that nobody reads, or a lock that
 the interrupted thread has.
@@ -77,11 +78,13 @@ class Starting:
         """End the process at once when it is told to, until somebody else handles `SIGNALS`; close
         when the body fails.
 
-        Nobody has been given work, so nobody is owed an answer. Readers, and libraries that load,
-        are not waited for; other ranks end with their parent. A start that has failed ends by
+        Nobody has been given work, so nobody is owed an answer. Readers are not waited for, and of
+        libraries that load only Paddle, which would take the signal for a fault of its own; other
+        ranks end with their parent. A start that has failed ends by
         itself, with the exit code that says why.
         """
         before = {number: signal.signal(number, self._end) for number in SIGNALS}
+        held_signals.let_through()
         try:
             with closing_on_failure() as made:
                 made.append(self.close)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_worker.engine.kv.host_sharing import HostSharing
+from baton_worker.engine.kv.memory import CannotAttachError
 from baton_worker.engine.kv.payload import KvShape
 from baton_worker.engine.kv.sharing import KvSharing
 
@@ -272,6 +273,8 @@ class KvStore(Protocol):
 
 
 _CLEARED_AT_ONCE = 16
+_NO_MEMORY = (MemoryError, OSError, OverflowError, ValueError, CannotAttachError)
+"""What is said of arrays, or of memory to share, of more bytes than there are or can be."""
 
 
 def clear_blocks(pool: KvStore, blocks: Sequence[int]) -> None:
@@ -279,6 +282,10 @@ def clear_blocks(pool: KvStore, blocks: Sequence[int]) -> None:
     for start in range(0, len(blocks), _CLEARED_AT_ONCE):
         some = blocks[start : start + _CLEARED_AT_ONCE]
         pool.import_blocks(some, pool.shape.zeros(len(some)))
+
+
+class PoolTooLargeError(Exception):
+    """The host does not give the memory of a pool; the message names the fields."""
 
 
 class KvPool:
@@ -291,6 +298,9 @@ class KvPool:
     Args:
         is_shared: other processes may map it.
 
+    Raises:
+        PoolTooLargeError: this host has not as much memory as it takes.
+
     Attributes:
         layers: of each layer its arrays.
         keys, values: of each layer; compressed rows are `keys`, and there are no values.
@@ -299,12 +309,15 @@ class KvPool:
     def __init__(self, shape: KvShape, is_shared: bool = False) -> None:
         self._shape = shape
         self.sharing: KvSharing | None = None
-        if is_shared:
-            self.sharing = memory = HostSharing(shape, FIRST_BLOCK)
-            arrays = memory.arrays
-        else:
-            forms = shape.arrays(shape.n_blocks + FIRST_BLOCK)
-            arrays = tuple(np.zeros(form.shape, form.dtype) for form in forms)
+        try:
+            if is_shared:
+                self.sharing = memory = HostSharing(shape, FIRST_BLOCK)
+                arrays = memory.arrays
+            else:
+                forms = shape.arrays(shape.n_blocks + FIRST_BLOCK)
+                arrays = tuple(np.zeros(form.shape, form.dtype) for form in forms)
+        except _NO_MEMORY as error:
+            raise PoolTooLargeError(_too_large(shape)) from error
         n_parts = shape.n_parts
         self.layers = tuple(
             arrays[start : start + n_parts] for start in range(0, len(arrays), n_parts)
@@ -358,3 +371,12 @@ class KvPool:
         own = [array for layer in self.layers for array in layer]
         for array, values in zip(own, arrays, strict=True):
             array[index] = values
+
+
+def _too_large(shape: KvShape) -> str:
+    gibibytes = (shape.n_blocks + FIRST_BLOCK) * shape.block_bytes / (1 << 30)
+    return (
+        f"the KV of engine.kv_blocks {shape.n_blocks} takes {gibibytes:,.1f} GiB, which this host "
+        "does not give; where that is 0, the blocks are those of engine.max_running requests of "
+        "engine.max_model_len tokens: lower one of the three"
+    )

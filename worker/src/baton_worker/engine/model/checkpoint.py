@@ -316,7 +316,7 @@ def _hashed_pages(content: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uin
 def _sharded(model_dir: Path, weight_map: dict[str, str]) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for name in sorted(set(weight_map.values())):
-        if Path(name).name != name:
+        if Path(name).name != name or name in ("", "..") or "\0" in name:
             raise CheckpointError(f"{INDEX_FILE}: {name!r} is not a plain file name")
         for key, tensor in _tensors(model_dir / name):
             if weight_map.get(key) != name:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from baton_worker import addresses
+from baton_worker import addresses, held_signals
 from baton_worker.config import ConfigError, HttpConfig
 from baton_worker.config_errors import cannot_listen
 from baton_worker.gateway.server.service import GatewayService
@@ -197,5 +196,6 @@ def _on_stop(callback: Callable[[], None], stop: threading.Event | None) -> None
         )
         waiter.start()
         return
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in held_signals.ENDING:
         loop.add_signal_handler(number, callback)
+    held_signals.let_through()

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
+from baton_worker import held_signals
 from baton_worker.engine.api import DeviceError
 
 Tensor = Any
@@ -24,11 +25,23 @@ Tensor = Any
 SUPPORTED_VERSION = "3.3."
 
 
+def _take_signals_back(found: Any) -> None:
+    """Undo Paddle's handlers. It leaves the system's defaults, also where Python had others."""
+    found.disable_signal_handler()
+    if threading.current_thread() is threading.main_thread():
+        for number in held_signals.ENDING:
+            handler = signal.getsignal(number)
+            if handler is not None:
+                signal.signal(number, handler)
+
+
 def _import_paddle() -> Any:
     """Import Paddle, undoing what it does to others.
 
     It advises to install ccache, which no worker ever needs, and it configures the root logger,
     which would print every line of ours twice. Its C++ side tells of every connection on stderr.
+    Its SIGTERM handler, which is there long before the import ends, prints a fatal-error trace and
+    exits 143, or does nothing in a container's first process: signals wait until it is gone.
 
     Raises:
         DeviceError: it is not installed, or cannot be loaded.
@@ -37,9 +50,11 @@ def _import_paddle() -> Any:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
-        with warnings.catch_warnings():
+        with held_signals.held(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="No ccache found", category=UserWarning)
-            return importlib.import_module("paddle")
+            found = importlib.import_module("paddle")
+            _take_signals_back(found)
+            return found
     except (ImportError, OSError) as error:
         raise DeviceError(
             f"Paddle, which engine.device 'cpu' and engine.framework 'paddle' need, is not there "
@@ -74,21 +89,8 @@ def _require_cuda(version: str) -> None:
         )
 
 
-def _take_signals_back() -> None:
-    """Undo Paddle's handlers. It leaves the system's defaults, also where Python had others."""
-    paddle.disable_signal_handler()
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            handler = signal.getsignal(number)
-            if handler is not None:
-                signal.signal(number, handler)
-
-
 def require_device(device: Literal["cpu", "gpu"]) -> None:
-    """Select `device` and take signal handling back from Paddle.
-
-    Paddle's default SIGTERM handler prints a fatal-error trace and exits 143, which would turn
-    every drain into a crash.
+    """Select `device`, and see that no handler of Paddle's is in place.
 
     Raises:
         DeviceError: the installed version is untested, was not built for `device`, or finds none.
@@ -98,7 +100,7 @@ def require_device(device: Literal["cpu", "gpu"]) -> None:
         raise DeviceError(f"paddle {version} is installed, Baton supports {SUPPORTED_VERSION}x")
     if device == "gpu":
         _require_cuda(version)
-    _take_signals_back()
+    _take_signals_back(paddle)
     try:
         paddle.set_device(device)
     except (ValueError, RuntimeError, OSError) as error:
