@@ -178,7 +178,7 @@ class Reconciler:
         records = partial(self._tools.records.unpacked, pdd.key, recorded)
         desired = self._renderer.desired(pdd.key, inputs, records)
         plan, desired = self._gateway_turn(pdd, plan, seen, desired)
-        difference = self._tools.applier.difference(pdd.key, pdd.uid, desired.hashes)
+        difference = self._tools.applier.difference(pdd.key, pdd.uid, desired.marks)
         return _Decision(pdd, seen, plan, recorded, desired, difference)
 
     async def _act(self, decision: _Decision) -> float | None:
@@ -380,7 +380,7 @@ def _outdated_files(
     is_over = seen.gateway is not None and seen.gateway.is_rolled
     if not is_over or ChildId(DEPLOYMENT.kind, gateway(name)) not in untouched:
         return []
-    kept = {child.name for child in desired.hashes}
+    kept = {child.name for child in desired.marks}
     return [Unwanted(CONFIG_MAP, file) for file in seen.gateway_files if file.name not in kept]
 
 
