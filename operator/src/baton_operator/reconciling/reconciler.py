@@ -226,8 +226,9 @@ class Reconciler:
         pause_if_asked(results)
         free_in = self._patience.look_in(pdd.key, results)
         if trouble.failed:
-            # Who tries ever more seldom is no reason that a deadline runs ever more slowly.
-            raise WriteFailed("; ".join(trouble.failed), _soonest(wait, plan.look_in))
+            # Who tries ever more seldom is no reason that a deadline runs ever more slowly, or that
+            # a name is taken later than it is free.
+            raise WriteFailed("; ".join(trouble.failed), _soonest(wait, plan.look_in, free_in))
         turn_in = LOOK_SECONDS if plan.turn.why else None
         return _soonest(wait, plan.look_in, turn_in, ask_in, free_in)
 
