@@ -106,8 +106,8 @@ class Reconciler:
         `FORGOTTEN` says that there is no object, and so no next pass.
 
         1. Find the object as its watch told of it: one that is not known is gone or will be told
-           of, and either way nothing is read. Leave it alone while it is deleted.
-           So is one whose namespace is: in that nothing is made again, and it ends with it.
+           of, and either way nothing is read. While it is deleted, only tell what is left of it.
+           Leave alone one whose namespace is: in that nothing is made again, and it ends with it.
         2. Decide: observe, plan, and compare what is there with what shall be.
         3. Read the object again if children must be written for another reason than its own change:
            it may be gone, or another. Decide once more if it, or its children, have changed.
@@ -131,8 +131,11 @@ class Reconciler:
         if isinstance(parent, Invalid):
             await self._tools.reporter.invalid(parent)
             return None
-        if parent is None or parent.is_deleting or parent.uid == self._ending.get(key):
+        if parent is None or parent.uid == self._ending.get(key):
             return self._left_alone(key)
+        if parent.is_deleting:
+            await self._tools.reporter.leaving(parent, self._observe(parent))
+            return None
         decision = await self._decide(parent)
         if not is_fresh and not decision.difference.is_none:
             await self._read(parent)
