@@ -175,7 +175,12 @@ def readme(text: str) -> str:
 
 
 def crds() -> str:
-    """Return the CRDs as a template with the switches crds.enabled and crds.keep."""
+    """Return the CRDs as a template with the switch crds.enabled.
+
+    helm deletes what a release has no more, on an upgrade too, and with the CRDs every model: so
+    to helm they are always to be kept. Where `crds.keep` is false, the uninstall's hook deletes
+    them.
+    """
     program = Path(sys.executable).with_name("baton-operator")
     done = subprocess.run([str(program), "crds"], check=True, capture_output=True, text=True)
     parts = []
@@ -186,9 +191,7 @@ def crds() -> str:
         name = f"  name: {definition['metadata']['name']}\n"
         head = (
             f'{name}  labels: {{{{- include "baton.labels" $ | nindent 4 }}}}\n'
-            "  {{- if .Values.crds.keep }}\n"
             f"  annotations:\n    {KEEP}: keep\n"
-            "  {{- end }}\n"
         )
         parts.append(body.replace(name, head, 1))
     return "{{- if .Values.crds.enabled }}\n" + "---\n".join(parts) + "{{- end }}\n"

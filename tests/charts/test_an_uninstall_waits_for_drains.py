@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
+import io
 import sys
+from email.message import Message
+from urllib.error import HTTPError, URLError
 
 import msgspec
 import pytest
@@ -29,7 +33,8 @@ def load(path, name):
 def uninstall(chart, monkeypatch):
     """Return a function that loads the hook's script with the chart's environment."""
 
-    def loaded(seconds):
+    def loaded(seconds, definitions=""):
+        monkeypatch.setenv("DEFINITIONS", definitions)
         monkeypatch.setenv("WATCH_NAMESPACE", "")
         monkeypatch.setenv("TIMEOUT_SECONDS", str(seconds))
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -143,3 +148,95 @@ def test_what_is_still_there_is_named_and_fails(uninstall, monkeypatch, capsys):
 def test_nothing_to_delete_is_nothing_to_wait_for(uninstall, monkeypatch):
     code, waits = run(uninstall(0), Server({}, looks=0), monkeypatch)
     assert (code, waits) == (0, [60])
+
+
+class Definitions(Server):
+    """A server that also has definitions, each there for some looks after it was deleted."""
+
+    def __init__(self, looks, models=1):
+        super().__init__({}, models)
+        self.there, self.order = {"a.baton.dev": looks, "b.baton.dev": looks}, []
+
+    def send(self, method, path, body=None, content_type="application/json"):
+        *_, kind, name = path.split("/")
+        if kind != "customresourcedefinitions":
+            self.order.append((method, "model"))
+            return super().send(method, path, body, content_type)
+        self.order.append((method, name))
+        if method == "DELETE":
+            return {}
+        self.there[name] -= 1
+        return {} if self.there[name] > 0 else None
+
+
+def test_definitions_go_when_every_model_has_gone(uninstall, monkeypatch):
+    server = Definitions(looks=2)
+    code, _ = run(uninstall(0, "a.baton.dev b.baton.dev"), server, monkeypatch)
+    assert code == 0
+    last = max(place for place, (_, what) in enumerate(server.order) if what == "model")
+    deleted = [what for method, what in server.order[last + 1 :] if method == "DELETE"]
+    assert deleted == ["a.baton.dev", "b.baton.dev"]
+    assert ("DELETE", "a.baton.dev") not in server.order[:last]
+
+
+def test_a_definition_that_stays_fails(uninstall, monkeypatch, capsys):
+    code, _ = run(uninstall(0, "a.baton.dev b.baton.dev"), Definitions(looks=100), monkeypatch)
+    assert code == 1
+    assert "still there: a definition" in capsys.readouterr().out
+
+
+def test_no_definition_goes_before_the_last_model(uninstall, monkeypatch):
+    server = Definitions(looks=1, models=100)
+    code, _ = run(uninstall(1, "a.baton.dev"), server, monkeypatch)
+    assert code == 1
+    assert {what for _, what in server.order} == {"model"}
+
+
+@pytest.fixture
+def rest(chart, monkeypatch):
+    """The script that hooks ask the API server with; it waits for nothing."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loaded = load(chart / "files" / "kube_rest.py", "kube_rest")
+    monkeypatch.setattr(loaded.time, "sleep", lambda _: None)
+    return loaded
+
+
+def api(rest, monkeypatch, tmp_path, answer):
+    """Return an `Api` whose every request meets `answer`."""
+    (tmp_path / "token").write_text("t")
+    monkeypatch.setattr(rest, "ACCOUNT", tmp_path)
+    monkeypatch.setattr(rest.ssl, "create_default_context", lambda **_: None)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "h")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+
+    def urlopen(*_, **__):
+        raise answer
+
+    monkeypatch.setattr(rest.urllib.request, "urlopen", urlopen)
+    return rest.Api()
+
+
+def refused(code):
+    return HTTPError("u", code, "words", Message(), io.BytesIO(b"why"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        refused(500), refused(503), refused(429), ConnectionResetError(), TimeoutError(),
+        URLError("refused"), http.client.IncompleteRead(b""), ValueError("no JSON"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_server_that_is_replaced_meanwhile_ends_no_wait(rest, monkeypatch, tmp_path, answer):
+    """An uninstall looks for up to ten minutes, and its Job has three tries."""
+    server = api(rest, monkeypatch, tmp_path, answer)
+    answers = [lambda: server.send("GET", "/x"), lambda: server.send("GET", "/x"), lambda: "it"]
+    assert rest.wait("it is so", lambda: answers.pop(0)(), 60) == "it"
+
+
+@pytest.mark.parametrize("code", [400, 401, 403, 409, 422])
+def test_a_refusal_ends_a_wait_with_the_servers_words(rest, monkeypatch, tmp_path, code):
+    server = api(rest, monkeypatch, tmp_path, refused(code))
+    with pytest.raises(RuntimeError, match="why"):
+        rest.wait("it is so", lambda: server.send("GET", "/x"), 60)

@@ -115,13 +115,39 @@ def test_each_dashboard_becomes_a_config_map(render, chart: Path):
     assert {body["metadata"]["annotations"]["folder"] for body in maps} == {"LLM"}
 
 
-def test_crds_are_kept_by_default_and_only_then(render):
-    kept = [b for b in render() if b["kind"] == "CustomResourceDefinition"]
-    assert len(kept) == 2
-    assert all(b["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for b in kept)
-    loose = [b for b in render("crds: {keep: false}") if b["kind"] == "CustomResourceDefinition"]
-    assert len(loose) == 2
-    assert not any("annotations" in body["metadata"] for body in loose)
+@pytest.mark.parametrize("values", ["", "crds: {keep: false}"])
+def test_helm_itself_deletes_no_definition(render, values):
+    """Else an upgrade with `crds.enabled=false` would, and with them every model."""
+    found = [b for b in render(values) if b["kind"] == "CustomResourceDefinition"]
+    assert len(found) == 2
+    assert all(b["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for b in found)
+
+
+DELETED = {
+    "crds: {keep: false}": {"pddeployments.baton.dev", "pdrolescalers.baton.dev"},
+    "crds: {keep: false}\nwatchNamespace: models": {
+        "pddeployments.baton.dev", "pdrolescalers.baton.dev",
+    },
+    "uninstall: {deleteResources: true}": set(),
+    "crds: {keep: false, enabled: false}\nuninstall: {deleteResources: true}": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("values", DELETED)
+def test_an_uninstall_deletes_the_definitions_that_are_not_kept_and_may(render, one, values):
+    objects = render(values)
+    container = one(objects, "Job")["spec"]["template"]["spec"]["containers"][0]
+    told = next(e["value"] for e in container["env"] if e["name"] == "DEFINITIONS")
+    rules = [
+        rule
+        for body in objects
+        if body["kind"] == "ClusterRole"
+        for rule in body["rules"]
+        if "customresourcedefinitions" in rule["resources"]
+    ]
+    allowed = {name for rule in rules for name in rule["resourceNames"]}
+    assert set(told.split()) == allowed == DELETED[values]
+    assert all(set(rule["verbs"]) == {"get", "delete"} for rule in rules)
 
 
 def test_crds_can_be_left_to_someone_else(render):
@@ -160,6 +186,33 @@ def test_pod_metadata_passes_through(render, one):
     pod = pod_of(render("podLabels: {team: a}\npodAnnotations: {p: q}"), one)
     assert pod["metadata"]["labels"]["team"] == "a"
     assert pod["metadata"]["annotations"] == {"p": "q"}
+
+
+OF_A_HOOK = """
+uninstall: {deleteResources: true}
+resources: {limits: {memory: 200Mi}}
+nodeSelector: {a: b}
+tolerations: [{operator: Exists}]
+affinity: {nodeAffinity: {}}
+priorityClassName: high
+podLabels: {team: a, app.kubernetes.io/component: mine}
+podAnnotations: {p: q}
+imagePullSecrets: [{name: s}]
+"""
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("Pod", "-test"), ("Job", "-uninstall")])
+def test_a_hooks_pod_is_let_in_where_the_operators_is(render, one, kind, suffix):
+    """A quota wants limits or a class, a policy a label; a note switches a mesh off."""
+    body = one(render(OF_A_HOOK), kind, suffix)
+    pod = body if kind == "Pod" else body["spec"]["template"]
+    spec, wanted = pod["spec"], yaml.safe_load(OF_A_HOOK)
+    assert spec["containers"][0]["resources"] == wanted["resources"]
+    same = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "imagePullSecrets")
+    assert {name: spec[name] for name in same} == {name: wanted[name] for name in same}
+    assert pod["metadata"]["annotations"]["p"] == "q"
+    assert pod["metadata"]["labels"]["team"] == "a"
+    assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "hook"
 
 
 def test_pod_labels_cannot_move_a_pod_out_of_its_selector(render, one):

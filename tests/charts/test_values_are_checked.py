@@ -39,6 +39,33 @@ def test_wrong_values_are_refused_by_name(refusal, values, named):
 
 
 @pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ("extraEnv: [{name: BATON_LOG_LEVEL, value: debug}]",
+         "extraEnv: BATON_LOG_LEVEL is there already: set operator.logLevel"),
+        ("extraEnv: [{name: BATON_LEASE_NAME, value: mine}]",
+         "extraEnv: BATON_LEASE_NAME is there already: it is the release's full name"),
+        ("extraEnv: [{name: A, value: b}, {name: A, value: c}]",
+         "extraEnv: A is there already: extraEnv names it twice"),
+        ("replicas: 2\nextraEnv: [{name: BATON_LEADER_ELECT, value: 'false'}]",
+         "extraEnv: BATON_LEADER_ELECT is false and replicas is 2"),
+    ],
+    ids=["the chart's", "the Lease's", "twice", "two writers"],
+)  # fmt: skip
+def test_a_variable_that_would_not_do_what_it_says_is_refused(refusal, values, words):
+    """Of a variable that is there twice helm's next patch may drop both."""
+    assert words in refusal(values)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_leader_election_may_be_said(render, one, replicas):
+    value = "false" if replicas == 1 else "true"
+    said = f"replicas: {replicas}\nextraEnv: [{{name: BATON_LEADER_ELECT, value: '{value}'}}]"
+    env = one(render(said), "Deployment")["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert env[-1] == {"name": "BATON_LEADER_ELECT", "value": value}
+
+
+@pytest.mark.parametrize(
     ("values", "named"),
     [
         ("crds: {keep: }", "keep"),

@@ -122,6 +122,15 @@ def test_lost_labels_and_owners_are_restored(kubectl, operator, namespace, pdd, 
 
     assert repair("the owner is back", disown, lambda: is_owned) < LIMIT_SECONDS
 
+    def unlabel():
+        kubectl.run("label", "deployment", "demo-gateway", "-n", namespace, "baton.dev/role-")
+
+    def is_labelled():
+        body = kubectl.get("deployment", "demo-gateway", namespace=namespace)
+        return body["metadata"]["labels"].get("baton.dev/role") == "gateway"
+
+    assert repair("the label is back", unlabel, lambda: is_labelled) < LIMIT_SECONDS
+
 
 def test_what_others_add_is_left_alone(kubectl, operator, namespace, pdd, ready):
     kubectl.apply(pdd(), namespace=namespace)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from baton_operator.children.apply import WriteFailed
 from baton_operator.cluster import api
+from baton_operator.cluster.api import ApiError
 from baton_operator.planning.gateways import Gateways, counted, gateway_revision
 from baton_operator.planning.pairs import Counts, Revision, served_pairs
 from baton_testing.fake_kube import Cluster
@@ -339,7 +341,9 @@ async def test_gateways_of_another_revision_than_the_workers_are_not_ready(clust
     old = await serving(cluster)
     other = {"metadata": {"labels": {"baton.dev/revision": "r0"}}}
     cluster.kube.edit(api.DEPLOYMENT, "chat-gateway", other, "baton-operator")
-    await cluster.reconcile()
+    cluster.kube.fault("hand over", api.DEPLOYMENT, ApiError(500, "X", "broken"), "chat-gateway")
+    with pytest.raises(WriteFailed):
+        await cluster.reconcile()
     assert cluster.condition("GatewayReady") == ("False", "GatewayOfAnotherRevision")
     assert cluster.condition("Ready") == ("False", "GatewayOfAnotherRevision")
     message = cluster.status()["conditions"][0]["message"]

@@ -119,7 +119,7 @@ async def test_a_restarted_operator_writes_nothing(cluster):
 
 
 EDITS = {
-    "replicas": (api.DEPLOYMENT, "chat-gateway", {"spec": {"replicas": 7}}),
+    "replicas": (api.DEPLOYMENT, "chat-gateway", {"spec": {"replicas": 7, "paused": True}}),
     "service selector": (api.SERVICE, "chat", {"spec": {"selector": {"baton.dev/role": "x"}}}),
     "budget": (api.DISRUPTION_BUDGET, "chat-decode", {"spec": {"minAvailable": 9}}),
     "policy": (api.NETWORK_POLICY, "chat-decode", {"spec": {"ingress": [{}]}}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_operator.cluster import api
+from baton_operator.cluster.api import ApiError
 from baton_operator.models import ObjectKey
 from baton_testing.queued_operator import QueuedOperator
 
@@ -61,9 +62,21 @@ async def test_the_next_one_is_looked_at_as_soon_as_the_first_was(operator):
     assert await looks(operator, 4) >= 3
 
 
-async def test_what_no_watch_tells_of_is_made_within_half_a_minute_of_its_end(operator):
+@pytest.mark.parametrize("is_refused", [False, True], ids=["alone", "another child is refused"])
+async def test_what_no_watch_tells_of_is_made_within_half_a_minute_of_its_end(
+    operator, monkeypatch, is_refused
+):
     """An earlier object's child whose labels somebody took: the watches know none such."""
     kube = operator.cluster.kube
+    create = kube.create
+
+    async def refusing(kind, manifest, manager):
+        if is_refused and kind is api.DISRUPTION_BUDGET:
+            raise ApiError(403, "Forbidden", "admission webhook denied the request")
+        return await create(kind, manifest, manager)
+
+    monkeypatch.setattr(kube, "create", refusing)
+    kube.remove(api.DISRUPTION_BUDGET, "chat-decode")
     kube.remove(api.SERVICE, "chat-link")
     ref = {"apiVersion": "baton.dev/v1alpha1", "kind": "PDDeployment", "name": "chat",
            "uid": "earlier", "controller": True}  # fmt: skip

@@ -1,5 +1,6 @@
 """The Kubernetes API by the pod's own service account, with nothing but the standard library."""
 
+import http.client
 import json
 import os
 import pathlib
@@ -10,6 +11,10 @@ import urllib.request
 
 ACCOUNT = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PDDEPLOYMENTS = "/apis/baton.dev/v1alpha1"
+
+
+class NoAnswer(RuntimeError):
+    """The server was not reached, has no time, or failed: the same request may do later."""
 
 
 class Api:
@@ -39,14 +44,25 @@ class Api:
             if error.code == 404:
                 return None
             text = error.read().decode(errors="replace")
-            raise RuntimeError(f"{method} {path}: {error.code} {text}") from error
+            kind = NoAnswer if error.code == 429 or error.code >= 500 else RuntimeError
+            raise kind(f"{method} {path}: {error.code} {text}") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise NoAnswer(f"{method} {path}: {error!r}") from error
 
 
 def wait(claim, look, seconds):
-    """Return the first true result of `look`; raise TimeoutError with the claim."""
+    """Return the first true result of `look`; raise TimeoutError with the claim.
+
+    A server that does not answer for a while, as while it is replaced, has not said no.
+    """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if result := look():
+        try:
+            result = look()
+        except NoAnswer as error:
+            print(f"asking again: {error}", flush=True)
+            result = None
+        if result:
             print(f"ok: {claim}", flush=True)
             return result
         time.sleep(0.5)

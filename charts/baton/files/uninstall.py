@@ -1,4 +1,5 @@
-"""Before the operator leaves: delete every PDDeployment while it still works, and wait.
+"""Before the operator leaves: delete every PDDeployment while it still works, and wait; then the
+definitions, where the values do not keep them: helm itself is told to keep them always.
 
 An object is gone when its pods are, and those may drain for as long as their own object says: so
 long is waited, or as long as the values say. What is not gone then loses the finalizers of
@@ -12,6 +13,7 @@ from kube_rest import PDDEPLOYMENTS, Api, wait
 
 NAMESPACE = os.environ["WATCH_NAMESPACE"]
 SECONDS = float(os.environ["TIMEOUT_SECONDS"])
+DEFINITIONS = os.environ["DEFINITIONS"].split()
 SCOPE = f"{PDDEPLOYMENTS}/namespaces/{NAMESPACE}" if NAMESPACE else PDDEPLOYMENTS
 
 HEADROOM = 60
@@ -70,6 +72,23 @@ def main():
             wait("every PDDeployment is gone", lambda: not left(api), 30)
         except TimeoutError:
             return told_of(left(api))
+    return undefine(api)
+
+
+def undefine(api):
+    """Delete the definitions; return 0 when they are gone, 1 when something holds one."""
+    paths = [f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{n}" for n in DEFINITIONS]
+    for path in paths:
+        print(f"deleting {path}", flush=True)
+        api.send("DELETE", path)
+    if not paths:
+        return 0
+    try:
+        is_gone = lambda: all(api.send("GET", path) is None for path in paths)  # noqa: E731
+        wait("every definition is gone", is_gone, HEADROOM)
+    except TimeoutError:
+        print("still there: a definition; objects with finalizers hold it", flush=True)
+        return 1
     return 0
 
 

@@ -61,6 +61,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{/* Refuse variables that would be there twice: which counts hangs on who reads, and helm's patch of such a list drops both. */}}
+{{- define "baton.checkExtraEnv" -}}
+{{- $taken := dict "BATON_IDENTITY" "it is the pod's name" "BATON_WATCH_NAMESPACE" "set watchNamespace" "BATON_WATCH_SECRETS" "set rbac.watchSecrets" "BATON_LEASE_NAME" "it is the release's full name, which its rights are for" "BATON_LEASE_NAMESPACE" "it is the release's namespace" }}
+{{- range $key, $_ := .Values.operator }}
+{{- $_ := set $taken (printf "BATON_%s" ($key | snakecase | upper)) (printf "set operator.%s" $key) }}
+{{- end }}
+{{- range .Values.extraEnv }}
+{{- if hasKey $taken .name }}
+{{- fail (printf "extraEnv: %s is there already: %s" .name (get $taken .name)) }}
+{{- end }}
+{{- if and (eq .name "BATON_LEADER_ELECT") (gt (int $.Values.replicas) 1) (ne (.value | default "" | toString | lower) "true") }}
+{{- fail (printf "extraEnv: BATON_LEADER_ELECT is %v and replicas is %v: without the Lease each of them writes" .value $.Values.replicas) }}
+{{- end }}
+{{- $_ := set $taken .name "extraEnv names it twice" }}
+{{- end }}
+{{- end }}
+
 {{- define "baton.podSecurityContext" -}}
 runAsNonRoot: true
 seccompProfile:

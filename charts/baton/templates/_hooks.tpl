@@ -64,6 +64,11 @@ subjects:
     namespace: {{ .root.Release.Namespace }}
 {{- end }}
 
+{{/* Labels of a hook's pod: what a namespace asks of the operator's pods, it asks of hooks' too. */}}
+{{- define "baton.hookPodLabels" -}}
+{{- merge (include "baton.hookLabels" . | fromYaml) .Values.podLabels | toYaml }}
+{{- end }}
+
 {{/* The pod's spec. Takes root, name, script, env. */}}
 {{- define "baton.hookPod" -}}
 restartPolicy: Never
@@ -73,6 +78,12 @@ enableServiceLinks: true
 securityContext: {{- include "baton.podSecurityContext" .root | nindent 2 }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .root.Values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .root.Values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
@@ -93,6 +104,9 @@ containers:
         value: {{ $value | toString | quote }}
       {{- end }}
     securityContext: {{- include "baton.securityContext" .root | nindent 6 }}
+    {{- with .root.Values.resources }}
+    resources: {{- toYaml . | nindent 6 }}
+    {{- end }}
     volumeMounts:
       - {name: scripts, mountPath: /scripts, readOnly: true}
 volumes:

@@ -6,6 +6,7 @@ what it is called. Knows no object's content.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -25,6 +26,10 @@ LABEL_ROLE: Final = f"{GROUP}/role"
 LABEL_REVISION: Final = f"{GROUP}/revision"
 LABEL_TEMPLATE: Final = "pod-template-hash"
 CHILD_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+_RECOMMENDED: Final = frozenset(
+    f"app.kubernetes.io/{part}" for part in ("name", "instance", "component", "part-of")
+)
+"""What a child is labelled with beside labels that are ours alone."""
 
 ANNOTATION_APPLIED: Final = f"{GROUP}/applied-hash"
 ANNOTATION_MADE_FROM: Final = f"{GROUP}/made-from"
@@ -71,6 +76,7 @@ class Role(StrEnum):
 
 
 WORKER_ROLES: Final = (Role.PREFILL, Role.DECODE)
+_WORKLOADS: Final = frozenset({*WORKER_ROLES, Role.PAIR})
 PROCESS_ROLES: Final = (*WORKER_ROLES, Role.GATEWAY)
 """Who a process is: each has keys of its own."""
 
@@ -96,6 +102,27 @@ def worker_id(pod: str, role: Role, *, is_paired: bool) -> str:
 def is_own_key(key: str) -> bool:
     """Whether a label or annotation of a pod is ours alone; of the recommended ones one is."""
     return key == LABEL_MANAGED_BY or key.startswith(f"{GROUP}/")
+
+
+def marks(labels: Mapping[str, str], annotations: Mapping[str, str]) -> int:
+    """Return a number for what a child says of itself, whatever others have added to it.
+
+    Nothing else tells of a label that is taken away: it counts no generation up, and nobody is
+    noted as who manages what is not there.
+    """
+    own = {key: value for key, value in labels.items() if key in _RECOMMENDED or is_own_key(key)}
+    made_from = annotations.get(ANNOTATION_MADE_FROM, "")
+    return hash((frozenset(own.items()), made_from))
+
+
+def of_workload(owner: str, workload_name: str) -> tuple[Role, str] | None:
+    """Return role and revision of the workload of this name, or None when it is none of workers.
+
+    A name cannot be edited: labels that say the same can.
+    """
+    middle, _, role = workload_name.removeprefix(f"{owner}-").rpartition("-")
+    is_ours = workload_name.startswith(f"{owner}-") and bool(middle)
+    return (Role(role), middle) if is_ours and role in _WORKLOADS else None
 
 
 def revision_record(name: str, revision: str) -> str:

@@ -235,7 +235,10 @@ class FakeKube:
             changed = {k: v for k, v in patch.items() if k in parts}
             changed.setdefault("metadata", {})
             held = self.owners[place].setdefault((manager, "Update"), set())
-            held |= set(owned_fields(changed))
+            # Who takes a field away manages nothing by that, as on a server: no time tells of it.
+            held |= {path for path, value in owned_fields(changed).items() if value is not None}
+            if not held:
+                del self.owners[place][manager, "Update"]
         return copied(self._store(place, kind, before, body, "status" if subresource else "patch"))
 
     async def delete(self, kind, namespace, name, uid):

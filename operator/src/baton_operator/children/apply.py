@@ -21,7 +21,7 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import NamedTuple
 
-from baton_operator.children.desired import DesiredChild, Wave
+from baton_operator.children.desired import DesiredChild, Mark, Wave
 from baton_operator.children.resources.meta import Manifest
 from baton_operator.cluster.api import (
     DEPLOYMENT,
@@ -124,17 +124,17 @@ class Applier:
         self._slots = asyncio.Semaphore(limit)
         self._count = count
 
-    def difference(self, owner: ObjectKey, uid: str, hashes: Mapping[ChildId, str]) -> Difference:
-        """Return what is otherwise than the children that shall be, which are known by hash.
+    def difference(self, owner: ObjectKey, uid: str, marks: Mapping[ChildId, Mark]) -> Difference:
+        """Return what is otherwise than the children that shall be, which are known by mark.
 
         Unwanted are those of ours that the spec switched off: nothing names them any more.
         """
-        is_settled = {c: self._is_settled(owner, uid, c, h) for c, h in hashes.items()}
+        is_settled = {c: self._is_settled(owner, uid, c, m) for c, m in marks.items()}
         unwanted = (
             Unwanted(_SWITCHED[key.kind], entry.child)
             for key, entry in self._store.children(owner)
             if key.kind in _SWITCHED
-            and key not in hashes
+            and key not in marks
             and entry.child.belongs_to(uid)
             and not entry.child.is_deleting
         )
@@ -144,13 +144,13 @@ class Applier:
             tuple(unwanted),
         )
 
-    def _is_settled(self, owner: ObjectKey, uid: str, child: ChildId, wanted_hash: str) -> bool:
+    def _is_settled(self, owner: ObjectKey, uid: str, child: ChildId, wanted: Mark) -> bool:
         """Whether the child is verified to be what it shall be."""
         entry = self._store.entry(owner, child)
         return (
             entry is not None
             and entry.is_verified
-            and entry.child.applied_hash == wanted_hash
+            and (entry.child.applied_hash, entry.child.marks) == wanted
             and entry.child.controller_uid == uid
             and not entry.child.is_deleting
         )

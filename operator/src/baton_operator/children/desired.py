@@ -49,6 +49,13 @@ class Wave(IntEnum):
     REST = auto()
 
 
+class Mark(NamedTuple):
+    """A child's hash, and a number for the labels and notes that it must still have."""
+
+    hash: str
+    marks: int
+
+
 @dataclass(frozen=True)
 class DesiredChild:
     """A child that shall exist: its manifest, and how it begins.
@@ -70,6 +77,13 @@ class DesiredChild:
     def manifest_hash(self) -> str:
         """What a written child is annotated with, and known by."""
         return semantic_hash(self.manifest)
+
+    @property
+    def mark(self) -> Mark:
+        """What shows that a child is as it was written."""
+        metadata = self.manifest["metadata"]
+        marks = names.marks(metadata["labels"], metadata.get("annotations") or {})
+        return Mark(self.manifest_hash, marks)
 
 
 class Apis(NamedTuple):

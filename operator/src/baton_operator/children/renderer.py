@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from baton_operator.children.desired import (
     DesiredChild,
+    Mark,
     Records,
     RenderContext,
     RenderInputs,
@@ -24,11 +25,11 @@ from baton_operator.names import ANNOTATION_MADE_FROM, LABEL_ROLE, Role
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a rendering came to: each child's hash; of `gateways` the children, and what their pods
+    """What a rendering came to: each child's mark; of `gateways` the children, and what their pods
     are made from (`ANNOTATION_MADE_FROM`).
     """
 
-    hashes: Mapping[ChildId, str]
+    marks: Mapping[ChildId, Mark]
     gateways: frozenset[ChildId]
     gateways_made_from: str
 
@@ -45,7 +46,7 @@ class Outline:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """Every child that shall exist: known by its hash, rendered when one must be written.
+    """Every child that shall exist: known by its mark, rendered when one must be written.
 
     `keeps_gateways`: those that are there stay as they are for now.
     """
@@ -55,9 +56,9 @@ class Desired:
     keeps_gateways: bool = False
 
     @property
-    def hashes(self) -> Mapping[ChildId, str]:
-        """The hash of each child that may be written."""
-        every = self.outline.hashes
+    def marks(self) -> Mapping[ChildId, Mark]:
+        """The mark of each child that may be written."""
+        every = self.outline.marks
         kept = self.outline.gateways if self.keeps_gateways else ()
         return {child: every[child] for child in every if child not in kept}
 
@@ -100,7 +101,7 @@ def _outline(children: Iterable[DesiredChild]) -> Outline:
     gateways = [child for child in children if _is_of_gateways(child)]
     notes = (child.manifest["metadata"].get("annotations") or {} for child in gateways)
     return Outline(
-        {child.child_id: child.manifest_hash for child in children},
+        {child.child_id: child.mark for child in children},
         frozenset(child.child_id for child in gateways),
         next((note[ANNOTATION_MADE_FROM] for note in notes if note), ""),
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from baton_operator import names
 from baton_operator.cluster.partial_objects import Child, PodView, ScalerView, Workload
 from baton_operator.cluster.store import ChildId, ChildStore
 from baton_operator.models import ObjectKey
@@ -197,11 +197,11 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
             leaving.append(key)
         elif isinstance(child.view, ScalerView):
             scalers.append(child.view)
-        elif isinstance(child.view, Workload) and child.role == Role.GATEWAY:
+        elif isinstance(child.view, Workload) and child.name == names.gateway(owner.name):
             gateway = child
-        elif isinstance(child.view, Workload) and child.role in _worker_names():
-            role = Role(child.role)
-            workloads.append(WorkloadRef(key, child, role, child.revision, child.view))
+        elif isinstance(child.view, Workload):
+            if of_workers := names.of_workload(owner.name, child.name):
+                workloads.append(WorkloadRef(key, child, *of_workers, child.view))
         elif key.kind == "ConfigMap" and child.role == Role.GATEWAY:
             gateway_files.append(child)
         elif key.kind == "ConfigMap" and child.revision:
@@ -223,7 +223,3 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
 def _has(pod_role: str, role: Role | None) -> bool:
     """Whether a pod of a role holds a process of another, or of any."""
     return role in (None, pod_role) or (pod_role == Role.PAIR and role in WORKER_ROLES)
-
-
-def _worker_names() -> Iterable[str]:
-    return (role.value for role in (*WORKER_ROLES, Role.PAIR))

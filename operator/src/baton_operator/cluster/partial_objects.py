@@ -24,6 +24,7 @@ from baton_operator.names import (
     LABEL_TEMPLATE,
     PARENT_KIND,
     SEED_MANAGER,
+    marks,
 )
 
 
@@ -184,6 +185,7 @@ class Child(msgspec.Struct, frozen=True):
         edited_at: time of the last write by someone else to what is not status; empty if none.
         created_entry: place in managedFields of what we created it with; None once applied.
         made_from: of gateways, hashes of what was asked for and of the pods that this became.
+        marks: a number for the labels and notes that we give it.
     """
 
     name: str
@@ -200,6 +202,7 @@ class Child(msgspec.Struct, frozen=True):
     view: View = None
     made_from: str = ""
     parent: str = ""
+    marks: int = 0
 
     def belongs_to(self, uid: str) -> bool:
         """Whether it is a child of the PDDeployment with this uid.
@@ -260,6 +263,7 @@ def child_of(partial: PartialObject, kind: str) -> Child:
         view=_view(partial, kind),
         made_from=meta.annotations.get(ANNOTATION_MADE_FROM, ""),
         parent=controller.name if _is_parent(controller) else "",
+        marks=0 if kind == "Pod" else marks(meta.labels, meta.annotations),
     )
 
 

@@ -106,6 +106,8 @@ class Reflector:
         self._count = count
         self._pace = pace or Pace()
         self._news = 0
+        self._owners: dict[tuple[str, str], ObjectKey] = {}
+        """Whom each object was last told of to belong to, by namespace and name."""
         self.health = WatchHealth()
 
     @property
@@ -175,6 +177,8 @@ class Reflector:
                 break
         for (owner, name), uid in before.items():
             if (owner, name) not in seen:
+                if self._owners.get((owner.namespace, name)) == owner:
+                    del self._owners[owner.namespace, name]
                 self._notify(owner, self._store.gone(owner, self._kind, name, uid))
         self.health.heard_at = time.monotonic()
         self.health.has_synced.set()
@@ -215,17 +219,24 @@ class Reflector:
         return partial.metadata.resource_version
 
     def _observe(self, partial: PartialObject) -> tuple[ObjectKey, str] | None:
-        name = owner_name(partial)
+        meta, name = partial.metadata, owner_name(partial)
+        owner = ObjectKey(meta.namespace, name)
+        before = self._owners.get((meta.namespace, meta.name), owner)
+        if before != owner:  # its label was edited: who had it must look, and make it right
+            self._notify(before, self._store.gone(before, self._kind, meta.name, meta.uid))
+            del self._owners[meta.namespace, meta.name]
         if not name:
             return None
-        owner = ObjectKey(partial.metadata.namespace, name)
+        self._owners[meta.namespace, meta.name] = owner
         child = child_of(partial, self._kind.kind)
         self._notify(owner, self._store.observed(owner, self._kind, child))
         return owner, child.name
 
     def _forget(self, partial: PartialObject) -> None:
-        owner = ObjectKey(partial.metadata.namespace, owner_name(partial))
-        change = self._store.gone(owner, self._kind, partial.metadata.name, partial.metadata.uid)
+        meta = partial.metadata
+        named = ObjectKey(meta.namespace, owner_name(partial))
+        owner = self._owners.pop((meta.namespace, meta.name), named)
+        change = self._store.gone(owner, self._kind, meta.name, meta.uid)
         self._notify(owner, change)
 
     def _notify(self, owner: ObjectKey, change: Change) -> None:

@@ -161,9 +161,14 @@ def _is_unedited(old: Child, new: Child, kind: Kind) -> bool:
         return True
     if not kind.has_generation:
         return False
-    return (old.generation, old.edited_at, old.controller_uid, old.applied_hash) == (
-        new.generation,
-        new.edited_at,
-        new.controller_uid,
-        new.applied_hash,
+    return _state(old) == _state(new)
+
+
+def _state(child: Child) -> tuple[int, str, str, str, int]:
+    return (
+        child.generation,
+        child.edited_at,
+        child.controller_uid,
+        child.applied_hash,
+        child.marks,
     )

@@ -106,8 +106,8 @@ class Reconciler:
         `FORGOTTEN` says that there is no object, and so no next pass.
 
         1. Find the object as its watch told of it: one that is not known is gone or will be told
-           of, and either way nothing is read. Leave it alone while it is deleted.
-           So is one whose namespace is: in that nothing is made again, and it ends with it.
+           of, and either way nothing is read. While it is deleted, only tell what is left of it.
+           Leave alone one whose namespace is: in that nothing is made again, and it ends with it.
         2. Decide: observe, plan, and compare what is there with what shall be.
         3. Read the object again if children must be written for another reason than its own change:
            it may be gone, or another. Decide once more if it, or its children, have changed.
@@ -131,8 +131,11 @@ class Reconciler:
         if isinstance(parent, Invalid):
             await self._tools.reporter.invalid(parent)
             return None
-        if parent is None or parent.is_deleting or parent.uid == self._ending.get(key):
+        if parent is None or parent.uid == self._ending.get(key):
             return self._left_alone(key)
+        if parent.is_deleting:
+            await self._tools.reporter.leaving(parent, self._observe(parent))
+            return None
         decision = await self._decide(parent)
         if not is_fresh and not decision.difference.is_none:
             await self._read(parent)
@@ -178,7 +181,7 @@ class Reconciler:
         records = partial(self._tools.records.unpacked, pdd.key, recorded)
         desired = self._renderer.desired(pdd.key, inputs, records)
         plan, desired = self._gateway_turn(pdd, plan, seen, desired)
-        difference = self._tools.applier.difference(pdd.key, pdd.uid, desired.hashes)
+        difference = self._tools.applier.difference(pdd.key, pdd.uid, desired.marks)
         return _Decision(pdd, seen, plan, recorded, desired, difference)
 
     async def _act(self, decision: _Decision) -> float | None:
@@ -226,8 +229,9 @@ class Reconciler:
         pause_if_asked(results)
         free_in = self._patience.look_in(pdd.key, results)
         if trouble.failed:
-            # Who tries ever more seldom is no reason that a deadline runs ever more slowly.
-            raise WriteFailed("; ".join(trouble.failed), _soonest(wait, plan.look_in))
+            # Who tries ever more seldom is no reason that a deadline runs ever more slowly, or that
+            # a name is taken later than it is free.
+            raise WriteFailed("; ".join(trouble.failed), _soonest(wait, plan.look_in, free_in))
         turn_in = LOOK_SECONDS if plan.turn.why else None
         return _soonest(wait, plan.look_in, turn_in, ask_in, free_in)
 
@@ -380,7 +384,7 @@ def _outdated_files(
     is_over = seen.gateway is not None and seen.gateway.is_rolled
     if not is_over or ChildId(DEPLOYMENT.kind, gateway(name)) not in untouched:
         return []
-    kept = {child.name for child in desired.hashes}
+    kept = {child.name for child in desired.marks}
     return [Unwanted(CONFIG_MAP, file) for file in seen.gateway_files if file.name not in kept]
 
 

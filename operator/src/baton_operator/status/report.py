@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
-from baton_operator.cluster.api import PD_DEPLOYMENT, KubeApi
+from baton_operator.cluster.api import PD_DEPLOYMENT, ApiError, KubeApi
 from baton_operator.cluster.observe import Observed
 from baton_operator.cluster.parents import Invalid, ParentStore
 from baton_operator.models import ObjectKey, PDDeployment
 from baton_operator.planning.plan import Plan
 from baton_operator.pods.samples import Sample
 from baton_operator.status import events
+from baton_operator.status.leaving import leaving_status
 from baton_operator.status.status import Trouble, deployment_status, invalid_status
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,17 @@ class Reporter:
             )
             await events.post(self._kube, pdd, notice, now)
         return None
+
+    async def leaving(self, pdd: PDDeployment, seen: Observed) -> None:
+        """Report what is left of an object that is being deleted, unless it has gone meanwhile."""
+        patch = merge_patch(pdd.status, leaving_status(pdd, seen, self._now()))
+        if not patch:
+            return
+        try:
+            await self._write(pdd.key, pdd.uid, patch)
+        except ApiError as error:
+            if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
+                raise
 
     async def invalid(self, parent: Invalid) -> None:
         """Report a spec that cannot be served."""

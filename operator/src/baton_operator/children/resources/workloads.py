@@ -11,6 +11,11 @@ from baton_operator.children.resources.meta import Manifest, Owner, manifest, se
 from baton_operator.models import PDDeploymentSpec
 from baton_operator.names import API_VERSION, Role
 
+_PAUSED = False
+"""Said, so that `kubectl rollout pause` of a child does not stay: gateways would keep old pods, and
+a rollout would wait for new ones until its deadline. `rollout.paused` is the way to pause.
+"""
+
 
 def worker_workload(
     owner: Owner,
@@ -30,6 +35,7 @@ def worker_workload(
         revision=revision,
         spec={
             "replicas": replicas,
+            "paused": _PAUSED,
             "revisionHistoryLimit": 0,
             "minReadySeconds": spec.rollout.min_ready_seconds,
             "progressDeadlineSeconds": spec.rollout.deadline_seconds,
@@ -59,6 +65,7 @@ def gateway_workload(
         revision=revision,
         spec={
             "replicas": spec.gateway.replicas,
+            "paused": _PAUSED,
             "revisionHistoryLimit": 1,
             "progressDeadlineSeconds": spec.rollout.deadline_seconds,
             "selector": {"matchLabels": selector_labels(owner.name, Role.GATEWAY)},

@@ -1,0 +1,140 @@
+"""A label that somebody takes from a child is put back: its Deployment goes on being counted.
+
+To take a field away is no management of it, and no generation: a server notes neither.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_operator.cluster import api
+from baton_operator.models import ObjectKey
+from baton_operator.names import marks, of_workload
+from baton_testing.fake_kube import Cluster
+
+LABELS = ("baton.dev/name", "baton.dev/role", "baton.dev/revision", "app.kubernetes.io/part-of")
+"""Without `managed-by` a watch tells that the child is gone."""
+KINDS = (api.DEPLOYMENT, api.NETWORK_POLICY, api.DISRUPTION_BUDGET, api.SCALER, api.SERVICE)
+CASES = [
+    (kind, label)
+    for kind in KINDS
+    for label in LABELS
+    if kind is api.DEPLOYMENT or label != "baton.dev/revision"
+]
+
+
+@pytest.fixture
+async def cluster():
+    served = Cluster()
+    roles = [{"name": name, "scaling": {"mode": "External"}} for name in ("prefill", "decode")]
+    await served.create(roles=roles)
+    await served.settle()
+    return served
+
+
+def labels_of(cluster, kind):
+    return {name: cluster.kube.find(kind, name)["metadata"]["labels"]
+            for name in cluster.kube.names(kind)}  # fmt: skip
+
+
+def take(cluster, kind, label, value=None):
+    """Take a label from all objects of a kind, or give them another value of it."""
+    patch = {"metadata": {"labels": {label: value}}}
+    for name, labels in labels_of(cluster, kind).items():
+        assert label in labels
+        cluster.kube.edit(kind, name, patch, "kubectl-label")
+
+
+async def look(cluster):
+    """Run the passes that the watches ask for, until they ask for none; return how many."""
+    for count in range(20):
+        await cluster.pump()
+        asked = [owner for owner, _ in cluster.changes if owner == ObjectKey("ns", "chat")]
+        cluster.changes.clear()
+        if not asked:
+            return count
+        await cluster.reconcile()
+        cluster.follow()
+    raise AssertionError("no rest")
+
+
+@pytest.mark.parametrize(("kind", "label"), CASES, ids=[f"{k.kind} {v}" for k, v in CASES])
+async def test_it_is_put_back_at_once(cluster, kind, label):
+    before = labels_of(cluster, kind)
+    await look(cluster)
+    take(cluster, kind, label)
+    assert await look(cluster)
+    assert labels_of(cluster, kind) == before
+    assert cluster.condition("Ready") == ("True", "PairsServing")
+
+
+@pytest.mark.parametrize("label", LABELS)
+async def test_it_is_put_back_by_an_operator_that_was_away(cluster, label):
+    before = labels_of(cluster, api.DEPLOYMENT)
+    await look(cluster)
+    take(cluster, api.DEPLOYMENT, label)
+    cluster.start()
+    body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+    cluster.parents.seen(body, is_event=True)
+    await cluster.settle()
+    assert labels_of(cluster, api.DEPLOYMENT) == before
+
+
+async def test_an_owner_that_is_named_otherwise_is_put_right(cluster):
+    before = labels_of(cluster, api.DEPLOYMENT)
+    await look(cluster)
+    take(cluster, api.DEPLOYMENT, "baton.dev/name", "other")
+    assert await look(cluster)
+    assert labels_of(cluster, api.DEPLOYMENT) == before
+
+
+@pytest.mark.parametrize("label", ["baton.dev/role", "baton.dev/revision"])
+async def test_workers_without_it_are_counted_and_keep_their_pods(cluster, label):
+    """Also while it cannot be put back: a name says what they are."""
+    was = cluster.status()
+    counts = cluster.replicas()
+    before = labels_of(cluster, api.DEPLOYMENT)
+    cluster.start()
+    take(cluster, api.DEPLOYMENT, label)
+    await cluster.pump()
+    body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+    cluster.parents.seen(body, is_event=True)
+    await cluster.reconcile()
+    now = cluster.status()
+    assert (now["currentRevision"], now["prefill"], now["decode"]) == (
+        was["currentRevision"], was["prefill"], was["decode"],
+    )  # fmt: skip
+    assert cluster.replicas() == counts
+    assert labels_of(cluster, api.DEPLOYMENT) == before
+
+
+async def test_what_others_add_asks_for_no_write(cluster):
+    await look(cluster)
+    cluster.kube.writes.clear()
+    for name in cluster.kube.names(api.DEPLOYMENT):
+        note = {"metadata": {"annotations": {"deployment.kubernetes.io/revision": "1"}}}
+        cluster.kube.edit(api.DEPLOYMENT, name, note, "kube-controller-manager", "status")
+    await look(cluster)
+    assert ("apply", "Deployment") not in cluster.kube.writes
+
+
+def test_marks_are_of_what_is_ours_alone():
+    ours = {"baton.dev/role": "decode", "app.kubernetes.io/name": "baton"}
+    assert marks(ours, {}) == marks(ours | {"team": "a"}, {"x": "y"})
+    assert marks(ours, {}) != marks({}, {})
+    assert marks(ours, {}) != marks(ours, {"baton.dev/made-from": "a.b"})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("chat-r01234567-decode", ("decode", "r01234567")),
+        ("chat-r01234567-pair", ("pair", "r01234567")),
+        ("chat-gateway", None),
+        ("chat-decode", None),
+        ("other-r01234567-decode", None),
+        ("chat-r01234567-other", None),
+    ],
+)
+def test_a_workers_name_says_its_role_and_revision(name, told):
+    assert of_workload("chat", name) == told
