@@ -69,6 +69,7 @@ def build_app(parts: HttpParts) -> Starlette:
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/tokenizer_info", routes.tokenizer_info),
+            Route("/health", routes.health),
             *liveness_routes(),
             *(inner_routes(parts.health) if parts.health else []),
             *playground_routes(parts.has_playground),
@@ -110,6 +111,15 @@ class _Routes:
 
     async def tokenizer_info(self, request: Request) -> Response:
         return _json(self._parts.tokenizer.info)
+
+    async def health(self, request: Request) -> Response:
+        """Say what clients of vLLM's server ask before they send anything: whether they may begin.
+        Why not, and whose fault it is, is for `/readyz`, which may be on another port.
+        """
+        parts = self._parts
+        if parts.dispatcher.is_leaving or parts.workers.unusable_reasons():
+            return _json({"status": "not_ready"}, 503)
+        return _json({"status": "ok"})
 
     async def on_api_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
