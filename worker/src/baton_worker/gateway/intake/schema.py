@@ -27,9 +27,12 @@ Prompt = str | list[str | int | list[int]]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """`include_usage`: a last chunk without choices carries the usage."""
+    """`include_usage`: a last chunk without choices carries the usage; with
+    `continuous_usage_stats` each chunk carries that of its choice so far.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,12 @@ from baton_worker.gateway.errors import bad_request
 from baton_worker.gateway.intake.conversation import check_messages
 from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.logit_bias import check_bad_words, logit_bias
-from baton_worker.gateway.intake.schema import ChatBody, CompletionBody, GenerationBody
+from baton_worker.gateway.intake.schema import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    StreamOptions,
+)
 from baton_worker.gateway.request import (
     SEED_MASK,
     Endpoint,
@@ -164,6 +169,8 @@ def _options(
 ) -> Options:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options", "stream_options needs stream to be true")
+    streaming = body.stream_options or StreamOptions()
+    has_usage = bool(streaming.include_usage)
     _check_max_tokens(*max_tokens, _has_echo(body) or _prompt_logprobs_k(body) >= 0)
     params = RequestParams(
         sampling=sampling,
@@ -179,7 +186,8 @@ def _options(
         params=params,
         stops=_stops(body.stop),
         stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        include_usage=has_usage,
+        continuous_usage=has_usage and bool(streaming.continuous_usage_stats),
         return_token_ids=bool(body.return_token_ids),
         step_details=bool(body.include_step_details),
         prompt_logprobs_k=_prompt_logprobs_k(body),
