@@ -307,6 +307,27 @@ def test_a_long_value_does_not_fill_the_answer_and_hides_no_fix(gateway):
     assert "not one of" in others[0].json()["error"]["message"]
 
 
+WORDS = "this model's maximum context length is 512 tokens: "
+"""By which clients know it: litellm's ContextWindowExceededError, and whoever shortens by that."""
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "told"),
+    [
+        ({"prompt": [5] * 512}, "prompt", "the prompt has 512, so no token could be generated"),
+        ({"prompt": [5] * 9, "max_tokens": 504}, "max_tokens", "9 of the prompt and 504 of output"),
+        ({"prompt": [5] * 40_000}, "prompt", "prompt has more"),
+    ],
+)
+def test_a_context_that_is_too_short_is_told_in_the_words_that_clients_look_for(
+    gateway, change, field, told
+):
+    with gateway.http() as client:
+        error = client.post("/v1/completions", json=TEXT | change).json()["error"]
+    assert error["message"].startswith(WORDS + told)
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+
+
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(gateway, monkeypatch):
     seen = []
     whole = GatewayTokenizer.encode_long
@@ -327,6 +348,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(gateway, mon
         ):
             error = client.post(path, json=body).json()["error"]
             assert error["code"] == "context_length_exceeded"
+            assert error["message"].startswith(WORDS)
             assert error["param"] == ("prompt" if "prompt" in body else "messages")
     assert seen == []
     assert gateway.link.commands == []

@@ -113,6 +113,15 @@ def bad_request(param: str | None, message: str, code: str | None = None) -> Api
     return ApiError(400, message, param=param, code=code)
 
 
+def context_exceeded(param: str | None, context_tokens: int, message: str) -> ApiError:
+    """Return the 400 of a prompt, alone or with its output, that no context holds. It begins as
+    OpenAI's and vLLM's do: litellm, and agents that shorten a conversation and ask again, know it
+    by these words and not by its code.
+    """
+    told = f"this model's maximum context length is {context_tokens} tokens: {message}"
+    return bad_request(param, told, "context_length_exceeded")
+
+
 def full(message: str, code: str) -> ApiError:
     """Return a 429 with a Retry-After."""
     return ApiError(429, message, code=code, retry_after_seconds=RETRY_AFTER_SECONDS)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from baton_worker.gateway.errors import ApiError, bad_request
+from baton_worker.gateway.errors import ApiError, bad_request, context_exceeded
 from baton_worker.gateway.intake.schema import ChatMessage, ContentPart, decode_as, decode_object
 
 SMALL_BODY_BYTES = 1 << 16
@@ -111,11 +111,7 @@ async def read_object(
 
 def too_many_tokens(name: str, context_tokens: int) -> ApiError:
     """Return the answer to a prompt that is longer than any context."""
-    return bad_request(
-        name,
-        f"{name} has more than {context_tokens} tokens, which is the whole context",
-        "context_length_exceeded",
-    )
+    return context_exceeded(name, context_tokens, f"{name} has more")
 
 
 def _check_size(name: str, n_bytes: int, n_other_bytes: int) -> None:

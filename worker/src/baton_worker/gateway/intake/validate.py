@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from baton_worker.gateway.errors import bad_request
+from baton_worker.gateway.errors import bad_request, context_exceeded
 from baton_worker.gateway.intake.conversation import check_messages
 from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.logit_bias import check_bad_words, logit_bias
@@ -351,19 +351,11 @@ def check_ids(name: str, ids: Sequence[int], vocab_size: int, minimum: int = 1) 
 def _output_tokens(options: Options, prompt_tokens: int, name: str, context_tokens: int) -> int:
     room = context_tokens - prompt_tokens
     if room < 1:
-        raise bad_request(
-            name,
-            f"the prompt has {prompt_tokens} tokens and the context is {context_tokens}: no token"
-            " could be generated",
-            "context_length_exceeded",
-        )
+        told = f"the prompt has {prompt_tokens}, so no token could be generated"
+        raise context_exceeded(name, context_tokens, told)
     if options.max_tokens is None:
         return room
     if options.max_tokens > room:
-        raise bad_request(
-            options.max_tokens_field,
-            f"{prompt_tokens} prompt tokens and {options.max_tokens} output tokens are more than"
-            f" the context of {context_tokens}",
-            "context_length_exceeded",
-        )
+        told = f"{prompt_tokens} of the prompt and {options.max_tokens} of output are more"
+        raise context_exceeded(options.max_tokens_field, context_tokens, told)
     return options.max_tokens
