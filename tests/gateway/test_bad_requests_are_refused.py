@@ -92,7 +92,6 @@ BAD_CHAT = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-    ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
         "messages[0].tool_calls[0].function",
@@ -212,6 +211,10 @@ def test_a_body_that_is_no_json_object_is_refused(gateway, body):
         (b'{"prompt": "\\ud83d and more of it"}', "surrogate pair"),
         (b'{"prompt": "\\ud83d\\ude00', "truncated"),
         (b'{"prompt": "\\\\ud83d', "truncated"),
+        (b'{"prompt": "\\\\\\ud83d"}', "\\ud83d is the first half of a surrogate pair"),
+        (b'{"prompt": "\\\\\\ud83d\\ude00', "truncated"),
+        (b'{"prompt": "' + b"\\" * 70_000 + b'\\ud83d"}', "\\ud83d is the first half"),
+        (b'{"prompt": "' + b"\\" * 70_001 + b"\\ud83d", "truncated"),
         (b" ", "it is empty"),
         (b'{bad,"b":"\\ud83d"}', "object keys must be strings"),
         (b'{"a":1e999,', "truncated"),

@@ -11,6 +11,7 @@ is `max_body_bytes` that bounds both, at 1 to 3 ms a MiB.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 from typing import Any, Final
 
@@ -81,6 +82,8 @@ async def read_object(
         ApiError: 400 when it is not JSON, or no object; when a field is too large, or of a type
             that it cannot have; when a prompt has more than `context_tokens` ids.
     """
+    if raw.startswith(codecs.BOM_UTF8):  # which Windows' tools write before a file's text
+        raw = raw[len(codecs.BOM_UTF8) :]
     if len(raw) <= SMALL_BODY_BYTES:
         return decode_object(raw)
     if await _is_more(raw, b'"', 2 * MAX_STRINGS, but_not=b'\\"'):
