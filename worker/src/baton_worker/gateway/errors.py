@@ -19,6 +19,7 @@ _TYPE_BY_STATUS = {
     404: "invalid_request_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     499: "client_closed_request",
     503: "service_unavailable_error",

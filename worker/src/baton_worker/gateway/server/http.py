@@ -30,6 +30,7 @@ from baton_worker.gateway.request import Endpoint
 from baton_worker.gateway.server.api_key import ApiKeyGuard, client_of
 from baton_worker.gateway.server.health import HealthParts, inner_routes, liveness_routes
 from baton_worker.gateway.server.playground import playground_routes
+from baton_worker.gateway.server.web_pages import refuse_unasked
 from baton_worker.gateway.serving.admission_queue import unless_gone
 from baton_worker.gateway.serving.dispatch import Dispatcher
 from baton_worker.gateway.serving.workers import LinkedWorkers
@@ -102,11 +103,11 @@ class _Routes:
         return _json(self._model_card())
 
     async def tokenize(self, request: Request) -> Response:
-        ids = await self._parts.intake.tokenize(await request.body())
+        ids = await self._parts.intake.tokenize(await _body(request))
         return _json({"count": len(ids), "max_model_len": self._context_tokens(), "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
-        text = await self._parts.intake.detokenize(await request.body())
+        text = await self._parts.intake.detokenize(await _body(request))
         return _json({"prompt": text})
 
     async def tokenizer_info(self, request: Request) -> Response:
@@ -145,7 +146,7 @@ class _Routes:
 
     async def _begin(self, request: Request, endpoint: Endpoint) -> GenerationAnswer:
         parts, arrived = self._parts, self._parts.dispatcher.now()
-        wanted = await parts.intake.generation(endpoint, await request.body())
+        wanted = await parts.intake.generation(endpoint, await _body(request))
         context = valid_traceparent(request.headers.get("traceparent", ""))
         request_id, now = endpoint.request_id(uuid4().hex), int(time.time())
         client = client_of(request.scope)
@@ -170,6 +171,11 @@ class _Routes:
             "max_model_len": self._context_tokens(),
             "sampling_defaults": self._parts.sampling_defaults,
         }
+
+
+async def _body(request: Request) -> bytes:
+    refuse_unasked(request.headers)
+    return await request.body()
 
 
 def _json(value: Any, status: int = 200) -> Response:
