@@ -284,6 +284,23 @@ def test_unknown_paths_and_methods_answer_in_the_same_shape(gateway):
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("/chat/completions", "; here it is /v1/chat/completions"),
+        ("/v1/v1/completions", "; here it is /v1/completions"),
+        ("/v1/chat/completions/", "; here it is /v1/chat/completions"),
+        ("/models", "; here it is /v1/models"),
+        ("/v1/embeddings", ""),
+    ],
+)
+def test_a_base_url_that_is_wrong_is_told_the_path_that_was_meant(gateway, asked, meant):
+    with gateway.http() as client:
+        answer = client.post(asked, json=CHAT)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == f"POST {asked}: Not Found{meant}"
+
+
 def test_an_oversized_body_is_413_declared_or_not(gateway):
     body = b'{"prompt": "' + b"x" * (17 << 20) + b'"}'
     with gateway.http() as client:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
@@ -37,6 +38,8 @@ from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 from baton_worker.http_edge.server import application
 from baton_worker.tracing.api import valid_traceparent
+
+_COMMON_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,8 +133,10 @@ class _Routes:
     async def on_http_exception(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         self._parts.metrics.refused("no_route")
-        where = f"{request.method} {request.url.path}"
-        return _error(ApiError(error.status_code, f"{where}: {error.detail}"), error.headers)
+        told = f"{request.method} {request.url.path}: {error.detail}"
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            told += _meant_path(request.url.path)
+        return _error(ApiError(error.status_code, told), error.headers)
 
     async def on_disconnect(self, request: Request, error: Exception) -> Response:
         self._parts.metrics.client_aborted("body_incomplete")
@@ -171,6 +176,16 @@ class _Routes:
             "max_model_len": self._context_tokens(),
             "sampling_defaults": self._parts.sampling_defaults,
         }
+
+
+def _meant_path(asked: str) -> str:
+    """Return which path was meant by one that is none, as with a base URL that lacks /v1, or a
+    client that adds its own: what its user is shown is this message.
+    """
+    for path in _COMMON_PATHS:
+        if asked.rstrip("/").endswith(path.removeprefix("/v1")):
+            return f"; here it is {path}"
+    return ""
 
 
 async def _body(request: Request) -> bytes:
