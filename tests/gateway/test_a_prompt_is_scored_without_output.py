@@ -108,7 +108,7 @@ def test_a_worker_that_is_lost_before_the_prompt_is_told_is_replaced(start_gatew
          "max_completion_tokens is 0: the least is 1; with echo or prompt_logprobs 0 scores"),
         (TEXT, BODY | {"max_tokens": -1}, "max_tokens is -1: the least is 0"),
         (TEXT, BODY | {"min_tokens": 1}, "min_tokens is 1, more than the 0 output tokens"),
-        (TEXT, BODY | {"prompt": [5] * 512}, "512 tokens and the context is 512"),
+        (TEXT, BODY | {"prompt": [5] * 512}, "length is 512 tokens: the prompt has 512"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(start_gateway, path, body, said):

@@ -205,7 +205,7 @@ async def judged(prompt, context_tokens):
 def test_a_text_that_is_refused_as_too_long_has_no_places_looked_for(
     threads_that_find_places, context_tokens
 ):
-    with pytest.raises(ApiError, match=f"the context is {context_tokens}"):
+    with pytest.raises(ApiError, match=f"maximum context length is {context_tokens} "):
         asyncio.run(judged(["Z " * context_tokens, "fits"], context_tokens))
     assert not threads_that_find_places
 

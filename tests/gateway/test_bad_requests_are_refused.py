@@ -92,7 +92,6 @@ BAD_CHAT = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-    ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
         "messages[0].tool_calls[0].function",
@@ -212,6 +211,10 @@ def test_a_body_that_is_no_json_object_is_refused(gateway, body):
         (b'{"prompt": "\\ud83d and more of it"}', "surrogate pair"),
         (b'{"prompt": "\\ud83d\\ude00', "truncated"),
         (b'{"prompt": "\\\\ud83d', "truncated"),
+        (b'{"prompt": "\\\\\\ud83d"}', "\\ud83d is the first half of a surrogate pair"),
+        (b'{"prompt": "\\\\\\ud83d\\ude00', "truncated"),
+        (b'{"prompt": "' + b"\\" * 70_000 + b'\\ud83d"}', "\\ud83d is the first half"),
+        (b'{"prompt": "' + b"\\" * 70_001 + b"\\ud83d", "truncated"),
         (b" ", "it is empty"),
         (b'{bad,"b":"\\ud83d"}', "object keys must be strings"),
         (b'{"a":1e999,', "truncated"),
@@ -281,6 +284,23 @@ def test_unknown_paths_and_methods_answer_in_the_same_shape(gateway):
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("/chat/completions", "; here it is /v1/chat/completions"),
+        ("/v1/v1/completions", "; here it is /v1/completions"),
+        ("/v1/chat/completions/", "; here it is /v1/chat/completions"),
+        ("/models", "; here it is /v1/models"),
+        ("/v1/embeddings", ""),
+    ],
+)
+def test_a_base_url_that_is_wrong_is_told_the_path_that_was_meant(gateway, asked, meant):
+    with gateway.http() as client:
+        answer = client.post(asked, json=CHAT)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == f"POST {asked}: Not Found{meant}"
+
+
 def test_an_oversized_body_is_413_declared_or_not(gateway):
     body = b'{"prompt": "' + b"x" * (17 << 20) + b'"}'
     with gateway.http() as client:
@@ -307,6 +327,27 @@ def test_a_long_value_does_not_fill_the_answer_and_hides_no_fix(gateway):
     assert "not one of" in others[0].json()["error"]["message"]
 
 
+WORDS = "this model's maximum context length is 512 tokens: "
+"""By which clients know it: litellm's ContextWindowExceededError, and whoever shortens by that."""
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "told"),
+    [
+        ({"prompt": [5] * 512}, "prompt", "the prompt has 512, so no token could be generated"),
+        ({"prompt": [5] * 9, "max_tokens": 504}, "max_tokens", "9 of the prompt and 504 of output"),
+        ({"prompt": [5] * 40_000}, "prompt", "prompt has more"),
+    ],
+)
+def test_a_context_that_is_too_short_is_told_in_the_words_that_clients_look_for(
+    gateway, change, field, told
+):
+    with gateway.http() as client:
+        error = client.post("/v1/completions", json=TEXT | change).json()["error"]
+    assert error["message"].startswith(WORDS + told)
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+
+
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(gateway, monkeypatch):
     seen = []
     whole = GatewayTokenizer.encode_long
@@ -327,6 +368,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(gateway, mon
         ):
             error = client.post(path, json=body).json()["error"]
             assert error["code"] == "context_length_exceeded"
+            assert error["message"].startswith(WORDS)
             assert error["param"] == ("prompt" if "prompt" in body else "messages")
     assert seen == []
     assert gateway.link.commands == []

@@ -115,6 +115,7 @@ def test_requests_that_still_come_are_served_and_their_connections_closed(
         leaving = leave(gateway)
         wait_for(lambda: is_closed_behind_the_answer(client))
         assert client.get("/readyz").json()["reasons"] == ["the gateway is leaving"]
+        assert client.get("/health").status_code == 503
     clock.now += 1
     leaving.join(20)
     assert not leaving.is_alive()

@@ -218,6 +218,7 @@ FACTS = st.fixed_dictionaries(
         "step_details": st.booleans(),
         "logprobs": st.sampled_from([LogprobParams(), LogprobParams(draft_logprobs=True)]),
         "include_usage": st.booleans(),
+        "continuous_usage": st.booleans(),
     }
 )
 

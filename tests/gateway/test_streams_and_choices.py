@@ -37,6 +37,48 @@ def test_usage_comes_once_at_the_end_and_only_when_asked_for(start_gateway):
     assert all("usage" not in chunk for chunk in events(gateway, path, prompt=PROMPT))
 
 
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_each_chunk_tells_its_choices_usage_so_far_when_asked_to(start_gateway, logprobs):
+    """What guidellm counts tokens by: it asks for it in every stream."""
+    gateway = start_gateway()
+    both = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    body = {"prompt": [PROMPT, "a stop"], "n": 2, "logprobs": logprobs, "return_token_ids": True}
+    chunks = events(gateway, "/v1/completions", **body, **both)
+    whole = post(gateway, "/v1/completions", **body)
+    counts = [0] * 4
+    for chunk in chunks[:-1]:
+        (choice,) = chunk["choices"]
+        index = choice["index"]
+        counts[index] += len(choice["token_ids"])
+        prompt = len(whole["choices"][index]["prompt_token_ids"])
+        assert chunk["usage"] == {
+            "prompt_tokens": prompt,
+            "completion_tokens": counts[index],
+            "total_tokens": prompt + counts[index],
+        }
+    assert counts == [len(choice["token_ids"]) for choice in whole["choices"]]
+    assert chunks[-1]["usage"]["completion_tokens"] == sum(counts)
+    alone = {"stream_options": {"continuous_usage_stats": True}}
+    assert all(
+        "usage" not in chunk for chunk in events(gateway, "/v1/completions", **body, **alone)
+    )
+
+
+def test_a_chats_first_chunk_tells_the_prompt_and_tokens_without_text_count(start_gateway):
+    """A stop text that may go on is held back: its tokens are told with the next chunk."""
+    gateway = start_gateway(per_step=1)
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"messages": [{"role": "user", "content": PROMPT}], "stop": ["ck brown fox jumps"]}
+    chunks = events(gateway, "/v1/chat/completions", **body, stream_options=both)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1]]
+    assert counts[0] == 0
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {
+        chunks[-1]["usage"]["prompt_tokens"]
+    }
+    assert counts == sorted(counts)
+    assert counts[-1] == chunks[-1]["usage"]["completion_tokens"] > len(chunks) - 2
+
+
 @pytest.mark.parametrize("workers", ["pd", "m"])
 def test_usage_splits_drafts_into_accepted_and_rejected(start_gateway, tokenizer, workers):
     gateway = start_gateway(per_step=3, workers=workers)

@@ -240,9 +240,6 @@ def test_stream_options_are_known_too():
     assert set(ChatCompletionStreamOptionsParam.__annotations__) == {
         "include_usage", "include_obfuscation",
     }  # fmt: skip
-    asked = {"continuous_usage_stats": True}
-    path = "stream_options.continuous_usage_stats"
-    assert refusal(Endpoint.CHAT, stream_options=asked).param == path
     refuse_unsupported(Endpoint.CHAT, {"stream_options": {"include_obfuscation": False}})
 
 

@@ -22,6 +22,7 @@ _TYPE_BY_STATUS = {
     404: "invalid_request_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     CLIENT_GONE: "client_closed_request",
     503: "service_unavailable_error",
@@ -114,6 +115,15 @@ def _shortened(message: str) -> str:
 def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:
     """Return a 400 that names the field at fault."""
     return ApiError(400, message, param=param, code=code)
+
+
+def context_exceeded(param: str | None, context_tokens: int, message: str) -> ApiError:
+    """Return the 400 of a prompt, alone or with its output, that no context holds. It begins as
+    OpenAI's and vLLM's do: litellm, and agents that shorten a conversation and ask again, know it
+    by these words and not by its code.
+    """
+    told = f"this model's maximum context length is {context_tokens} tokens: {message}"
+    return bad_request(param, told, "context_length_exceeded")
 
 
 def full(message: str, code: str) -> ApiError:

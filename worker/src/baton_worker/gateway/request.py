@@ -88,6 +88,7 @@ class GenerationRequest:
             the tokens decode to; none for token ids.
         scores_only: there is no output; workers make one token, which nobody is given.
         skip_special_tokens: special tokens add nothing to the text.
+        continuous_usage: each chunk of a stream tells the tokens of its choice so far.
     """
 
     endpoint: Endpoint
@@ -104,6 +105,7 @@ class GenerationRequest:
     given_texts: tuple[PromptAsText | None, ...] = ()
     scores_only: bool = False
     skip_special_tokens: bool = True
+    continuous_usage: bool = False
 
     @property
     def shows_tokens(self) -> bool:
@@ -115,6 +117,7 @@ class GenerationRequest:
         """Whether the answer tells text, logprobs and why it ends, and nothing else."""
         return not (
             self.return_token_ids
+            or self.continuous_usage
             or self.step_details
             or self.echo
             or self.prompt_logprobs_k >= 0

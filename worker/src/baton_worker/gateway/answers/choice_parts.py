@@ -33,6 +33,7 @@ class ChoiceParts:
         self, request: GenerationRequest, vocabulary: Vocabulary, choice_index: int
     ) -> None:
         self.index = choice_index
+        self.n_tokens = 0
         self.text = JsonText()
         self._request = request
         self._vocabulary = vocabulary
@@ -44,6 +45,7 @@ class ChoiceParts:
     def add(self, delta: Delta) -> Iterator[int]:
         """Take a delta in; yields after each slice how many entries it had."""
         self._finish_reason = delta.finish_reason or self._finish_reason
+        self.n_tokens += len(delta.token_ids)
         self._steps.add(delta.steps)
         self.text.add(delta.text)
         for row in row_slices(delta.prompt):

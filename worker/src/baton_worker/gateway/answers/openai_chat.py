@@ -20,7 +20,7 @@ from baton_worker.gateway.answers.logprob_entries import (
     chat_logprobs,
 )
 from baton_worker.gateway.answers.prompt_entries import PromptLogprobs, prompt_logprobs
-from baton_worker.gateway.answers.usage import Usage
+from baton_worker.gateway.answers.usage import ChunkUsage, Usage
 from baton_worker.gateway.output.sequence import Delta
 from baton_worker.gateway.output.slices import entries_of
 from baton_worker.gateway.output.step_details import StepDetail
@@ -60,8 +60,8 @@ class ChatFormat:
         self._id = request_id
         self._model = model
         self._created = created
-        self._no_usage = [b"null"] if request.include_usage else []
-        self._around = Around(lambda choice: self._chunk([choice], self._no_usage))
+        self._usage = ChunkUsage(request)
+        self._around = Around(lambda choice: self._chunk([choice], self._usage.of(0)))
         self._shows_tokens = request.shows_tokens
         self._is_plain = request.is_plain
 
@@ -70,7 +70,7 @@ class ChatFormat:
         ids = [encode(self._request.prompts[0])] if self._request.return_token_ids else []
         for i in range(self._request.n_choices):
             choice = encode(_ChunkChoice(i, _Message("", "assistant"), None, None))
-            yield b"".join(self._chunk([[choice]], self._no_usage, ids))
+            yield b"".join(self._chunk([[choice]], self._usage.of(i), ids))
 
     def entries(self, delta: Delta) -> int:
         """Return the work that `chunk` would be, in entries."""
@@ -78,12 +78,11 @@ class ChatFormat:
 
     def chunk(self, delta: Delta) -> bytes | None:
         """Return a delta's chunk, or None when it would tell the client nothing."""
-        request = self._request
+        request, index = self._request, delta.choice_index
+        self._usage.add(index, len(delta.token_ids))
         if not delta.tells(self._shows_tokens):
             return None
-        told = (
-            delta.choice_index, _Message(delta.text), self._logprobs(delta), delta.finish_reason
-        )  # fmt: skip
+        told = (index, _Message(delta.text), self._logprobs(delta), delta.finish_reason)
         if self._is_plain:
             return self._around.with_(encode(_ChunkChoice(*told)))
         choice = _ChunkChoice(
@@ -93,6 +92,8 @@ class ChatFormat:
             self._draft_logprobs(delta),
             self._prompt_logprobs(delta) if delta.prompt else UNSET,
         )
+        if request.continuous_usage:
+            return b"".join(self._chunk([[encode(choice)]], self._usage.of(index)))
         return self._around.with_(encode(choice))
 
     def closing(self, usage: Usage) -> list[bytes]:
@@ -107,7 +108,8 @@ class ChatFormat:
 
     def large_chunk(self, parts: ChatParts) -> Iterator[bytes]:
         """Yield the chunk of a delta that is too large to be made at once."""
-        return self._chunk([parts.pieces(whole=False)], self._no_usage)
+        self._usage.add(parts.index, parts.n_tokens)
+        return self._chunk([parts.pieces(whole=False)], self._usage.of(parts.index))
 
     def response(self, choices: Sequence[ChatParts], usage: Usage) -> Iterator[bytes]:
         """Yield the whole answer; `choices` are complete, in index order."""

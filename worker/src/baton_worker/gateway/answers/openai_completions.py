@@ -25,7 +25,7 @@ from baton_worker.gateway.answers.prompt_entries import (
     echoed_logprobs,
     prompt_logprobs,
 )
-from baton_worker.gateway.answers.usage import Usage
+from baton_worker.gateway.answers.usage import ChunkUsage, Usage
 from baton_worker.gateway.output.sequence import Delta
 from baton_worker.gateway.output.slices import entries_of
 from baton_worker.gateway.output.step_details import StepDetail
@@ -61,8 +61,8 @@ class CompletionFormat:
         self._id = request_id
         self._model = model
         self._created = created
-        self._no_usage = [b"null"] if request.include_usage else []
-        self._around = Around(lambda choice: self._answer([choice], self._no_usage))
+        self._usage = ChunkUsage(request)
+        self._around = Around(lambda choice: self._answer([choice], self._usage.of(0)))
         self._shows_tokens = request.shows_tokens
         self._is_plain = request.is_plain
         self._unseen = set(range(request.n_choices))
@@ -81,16 +81,21 @@ class CompletionFormat:
 
     def chunk(self, delta: Delta) -> bytes | None:
         """Return a small delta's chunk, or None when it would tell the client nothing."""
+        index = delta.choice_index
+        self._usage.add(index, len(delta.token_ids))
         if not delta.tells(self._shows_tokens):
             return None
         if self._is_plain:
             made = self._logprobs(delta, None, with_prompt=False)
-            choice = _Choice(delta.choice_index, delta.text, made, delta.finish_reason)
+            choice = _Choice(index, delta.text, made, delta.finish_reason)
             return self._around.with_(encode(choice))
-        is_first = delta.choice_index in self._unseen
+        is_first = index in self._unseen
         if is_first:
-            self._unseen.discard(delta.choice_index)
-        return self._around.with_(encode(self._choice(delta, with_prompt=is_first)))
+            self._unseen.discard(index)
+        choice = self._choice(delta, with_prompt=is_first)
+        if self._request.continuous_usage:
+            return b"".join(self._answer([[encode(choice)]], self._usage.of(index)))
+        return self._around.with_(encode(choice))
 
     def parts(self, choice_index: int) -> CompletionParts:
         """Return an empty choice: of one chunk, or of a whole answer."""
@@ -103,7 +108,8 @@ class CompletionFormat:
 
     def large_chunk(self, parts: CompletionParts) -> Iterator[bytes]:
         """Yield the chunk of a delta that is too large to be made at once."""
-        return self._answer([parts.pieces()], self._no_usage)
+        self._usage.add(parts.index, parts.n_tokens)
+        return self._answer([parts.pieces()], self._usage.of(parts.index))
 
     def closing(self, usage: Usage) -> list[bytes]:
         """Return the chunks after the last token."""

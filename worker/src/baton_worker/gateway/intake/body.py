@@ -11,12 +11,13 @@ is `max_body_bytes` that bounds both, at 1 to 3 ms a MiB.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 from typing import Any, Final
 
 import msgspec
 
-from baton_worker.gateway.errors import ApiError, bad_request
+from baton_worker.gateway.errors import ApiError, bad_request, context_exceeded
 from baton_worker.gateway.intake.schema import ChatMessage, ContentPart, decode_as, decode_object
 
 SMALL_BODY_BYTES = 1 << 16
@@ -81,6 +82,8 @@ async def read_object(
         ApiError: 400 when it is not JSON, or no object; when a field is too large, or of a type
             that it cannot have; when a prompt has more than `context_tokens` ids.
     """
+    if raw.startswith(codecs.BOM_UTF8):  # which Windows' tools write before a file's text
+        raw = raw[len(codecs.BOM_UTF8) :]
     if len(raw) <= SMALL_BODY_BYTES:
         return decode_object(raw)
     if await _is_more(raw, b'"', 2 * MAX_STRINGS, but_not=b'\\"'):
@@ -111,11 +114,7 @@ async def read_object(
 
 def too_many_tokens(name: str, context_tokens: int) -> ApiError:
     """Return the answer to a prompt that is longer than any context."""
-    return bad_request(
-        name,
-        f"{name} has more than {context_tokens} tokens, which is the whole context",
-        "context_length_exceeded",
-    )
+    return context_exceeded(name, context_tokens, f"{name} has more")
 
 
 def _check_size(name: str, n_bytes: int, n_other_bytes: int) -> None:

@@ -139,8 +139,10 @@ def _content(place: str, message: ChatMessage) -> str | list[dict[str, str]] | N
     if isinstance(content, str):
         return content
     if content is None:
-        if message.role == "assistant" and message.tool_calls:
-            return None
+        if message.role == "assistant":
+            # An answer that was cut within its reasoning, or was nothing, is sent back so. What
+            # templates make of no text where nothing is called, as "None", nobody means.
+            return None if message.tool_calls else ""
         raise bad_request(field, f"{field} is missing")
     for j, part in enumerate(content):
         if part.type != "text":

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from baton_worker.gateway.errors import ApiError, bad_request
+from baton_worker.gateway.errors import ApiError, bad_request, context_exceeded
 from baton_worker.gateway.intake.body import (
     MAX_PROMPTS,
     TokenIds,
@@ -275,12 +275,8 @@ class Intake:
         """
         most = context_tokens * self._tokenizer.vocabulary.longest
         if len(text) > most:
-            raise bad_request(
-                name,
-                f"{name}: the prompt has {len(text)} characters, and no {context_tokens}"
-                f" tokens, the whole context, hold more than {most}",
-                "context_length_exceeded",
-            )
+            told = f"{name}: the prompt has {len(text)} characters, and they hold at most {most}"
+            raise context_exceeded(name, context_tokens, told)
 
     async def _completion_prompts(
         self, body: CompletionBody, limits: ModelLimits, *, echo: bool

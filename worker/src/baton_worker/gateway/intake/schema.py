@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -18,8 +19,10 @@ from baton_worker.gateway.errors import bad_request
 T = TypeVar("T")
 _PATH = re.compile(r"^(?P<text>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 
-_FIRST_HALF = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+_FIRST_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _PAIR_BYTES = 12
+_EXACT_BELOW = 1 << 53
+"""A double below is the integer that it was made of."""
 
 _MAX_KEY_CHARACTERS = 40
 
@@ -27,9 +30,12 @@ Prompt = str | list[str | int | list[int]]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """`include_usage`: a last chunk without choices carries the usage."""
+    """`include_usage`: a last chunk without choices carries the usage; with
+    `continuous_usage_stats` each chunk carries that of its choice so far.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +149,15 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
+_INTEGERS: Final[Mapping[type, frozenset[str]]] = {
+    kind: frozenset(
+        field.name for field in msgspec.structs.fields(kind) if field.type == (int | None)
+    )
+    for kind in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+}
+"""By body, its fields that are integers."""
+
+
 def _finite(number: str) -> float:
     value = float(number)
     if math.isinf(value):
@@ -191,13 +206,22 @@ def decode_as(body: bytes, kind: Any, name: str) -> Any:
 
 
 def convert(value: dict[str, Any], kind: type[T]) -> T:
-    """Return `value` as `kind`.
+    """Return `value` as `kind`. `16.0` is an integer, as JSON Schema and vLLM have it: what went
+    through a double on its way is written so (Gson's maps, a quotient in Python).
 
     Raises:
         ApiError: 400 that names the field with a wrong type, or the one that is missing.
     """
+    whole = {
+        name: int(number)
+        for name, number in value.items()
+        if type(number) is float
+        and number.is_integer()
+        and abs(number) < _EXACT_BELOW
+        and name in _INTEGERS[kind]
+    }
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert({**value, **whole} if whole else value, kind)
     except msgspec.ValidationError as error:
         raise _type_error(str(error), value) from error
 
@@ -208,10 +232,21 @@ def _why_not_json(body: bytes, error: Exception) -> str:
     """
     if not body.strip():
         return "it is empty"
-    half = _FIRST_HALF.search(body, len(body) - _PAIR_BYTES)
-    if half is None or str(error) != "Input data was truncated":
+    half = _first_half(body)
+    if not half or str(error) != "Input data was truncated":
         return str(error)
-    return f"{half[0].decode()} is the first half of a surrogate pair, and its second is missing"
+    return f"{half} is the first half of a surrogate pair, and its second is missing"
+
+
+def _first_half(body: bytes) -> str:
+    """Return the half of a character that a body ends with, or nothing. Behind an odd number of
+    backslashes its own is what they escape, and the rest is text.
+    """
+    for half in _FIRST_HALF.finditer(body, max(0, len(body) - _PAIR_BYTES)):
+        before = body[: half.start()]
+        if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
+            return half[0].decode()
+    return ""
 
 
 def _decode(body: bytes, kind: Any) -> Any:

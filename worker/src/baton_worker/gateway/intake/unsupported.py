@@ -92,8 +92,6 @@ HARMLESS: Final = frozenset({
 })  # fmt: skip
 """Fields that may be ignored: whatever they say, tokens and logprobs are those asked for."""
 
-_OF_STREAM_OPTIONS: Final = {"continuous_usage_stats": _EMPTY}
-
 _OF_TOKENIZE: Final[Mapping[str, tuple[Any, ...]]] = {
     **{
         name: NEUTRAL[name]
@@ -147,9 +145,6 @@ def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
             raise bad_request(name, message, "unsupported_parameter")
     _check("", body, NEUTRAL)
     _check("", body, NEUTRAL_AT[endpoint])
-    options = body.get("stream_options")
-    if isinstance(options, dict):
-        _check("stream_options.", options, _OF_STREAM_OPTIONS)
     _check_messages(body.get("messages"))
     best_of, n = body.get("best_of"), body.get("n")
     if not _is_neutral(best_of, (None, 1 if n is None else n)):  # True and 1.0 equal 1, and are not

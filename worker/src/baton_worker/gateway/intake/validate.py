@@ -11,11 +11,16 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from baton_worker.gateway.errors import bad_request
+from baton_worker.gateway.errors import bad_request, context_exceeded
 from baton_worker.gateway.intake.conversation import check_messages
 from baton_worker.gateway.intake.defaults import SamplingDefaults
 from baton_worker.gateway.intake.logit_bias import check_bad_words, logit_bias
-from baton_worker.gateway.intake.schema import ChatBody, CompletionBody, GenerationBody
+from baton_worker.gateway.intake.schema import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    StreamOptions,
+)
 from baton_worker.gateway.request import (
     SEED_MASK,
     Endpoint,
@@ -164,6 +169,8 @@ def _options(
 ) -> Options:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options", "stream_options needs stream to be true")
+    streaming = body.stream_options or StreamOptions()
+    has_usage = bool(streaming.include_usage)
     _check_max_tokens(*max_tokens, _has_echo(body) or _prompt_logprobs_k(body) >= 0)
     params = RequestParams(
         sampling=sampling,
@@ -179,7 +186,8 @@ def _options(
         params=params,
         stops=_stops(body.stop),
         stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        include_usage=has_usage,
+        continuous_usage=has_usage and bool(streaming.continuous_usage_stats),
         return_token_ids=bool(body.return_token_ids),
         step_details=bool(body.include_step_details),
         prompt_logprobs_k=_prompt_logprobs_k(body),
@@ -343,19 +351,11 @@ def check_ids(name: str, ids: Sequence[int], vocab_size: int, minimum: int = 1) 
 def _output_tokens(options: Options, prompt_tokens: int, name: str, context_tokens: int) -> int:
     room = context_tokens - prompt_tokens
     if room < 1:
-        raise bad_request(
-            name,
-            f"the prompt has {prompt_tokens} tokens and the context is {context_tokens}: no token"
-            " could be generated",
-            "context_length_exceeded",
-        )
+        told = f"the prompt has {prompt_tokens}, so no token could be generated"
+        raise context_exceeded(name, context_tokens, told)
     if options.max_tokens is None:
         return room
     if options.max_tokens > room:
-        raise bad_request(
-            options.max_tokens_field,
-            f"{prompt_tokens} prompt tokens and {options.max_tokens} output tokens are more than"
-            f" the context of {context_tokens}",
-            "context_length_exceeded",
-        )
+        told = f"{prompt_tokens} of the prompt and {options.max_tokens} of output are more"
+        raise context_exceeded(options.max_tokens_field, context_tokens, told)
     return options.max_tokens

@@ -20,7 +20,7 @@ from baton_worker.http_edge.gate import peer_of
 
 _CHALLENGE = ((b"www-authenticate", b"Bearer"),)
 _CLIENT = "baton.client"
-_OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/playground"})
+_OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz", "/metrics", "/playground"})
 
 _TOLD = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
@@ -30,12 +31,15 @@ from baton_worker.gateway.request import Endpoint
 from baton_worker.gateway.server.api_key import ApiKeyGuard, client_of
 from baton_worker.gateway.server.health import HealthParts, inner_routes, liveness_routes
 from baton_worker.gateway.server.playground import playground_routes
+from baton_worker.gateway.server.web_pages import refuse_unasked
 from baton_worker.gateway.serving.admission_queue import unless_gone
 from baton_worker.gateway.serving.dispatch import Dispatcher
 from baton_worker.gateway.serving.workers import LinkedWorkers
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
 from baton_worker.http_edge.server import application
 from baton_worker.tracing.api import valid_traceparent
+
+_COMMON_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +73,7 @@ def build_app(parts: HttpParts) -> Starlette:
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/tokenizer_info", routes.tokenizer_info),
+            Route("/health", routes.health),
             *liveness_routes(),
             *(inner_routes(parts.health) if parts.health else []),
             *playground_routes(parts.has_playground),
@@ -101,15 +106,24 @@ class _Routes:
         return _json(self._model_card())
 
     async def tokenize(self, request: Request) -> Response:
-        ids = await self._parts.intake.tokenize(await request.body())
+        ids = await self._parts.intake.tokenize(await _body(request))
         return _json({"count": len(ids), "max_model_len": self._context_tokens(), "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
-        text = await self._parts.intake.detokenize(await request.body())
+        text = await self._parts.intake.detokenize(await _body(request))
         return _json({"prompt": text})
 
     async def tokenizer_info(self, request: Request) -> Response:
         return _json(self._parts.tokenizer.info)
+
+    async def health(self, request: Request) -> Response:
+        """Say what clients of vLLM's server ask before they send anything: whether they may begin.
+        Why not, and whose fault it is, is for `/readyz`, which may be on another port.
+        """
+        parts = self._parts
+        if parts.dispatcher.is_leaving or parts.workers.unusable_reasons():
+            return _json({"status": "not_ready"}, 503)
+        return _json({"status": "ok"})
 
     async def on_api_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
@@ -122,8 +136,10 @@ class _Routes:
     async def on_http_exception(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         self._parts.metrics.refused("no_route")
-        where = f"{request.method} {request.url.path}"
-        return _error(ApiError(error.status_code, f"{where}: {error.detail}"), error.headers)
+        told = f"{request.method} {request.url.path}: {error.detail}"
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            told += _meant_path(request.url.path)
+        return _error(ApiError(error.status_code, told), error.headers)
 
     async def on_disconnect(self, request: Request, error: Exception) -> Response:
         self._parts.metrics.client_aborted("body_incomplete")
@@ -138,7 +154,7 @@ class _Routes:
 
     async def _begin(self, request: Request, endpoint: Endpoint) -> GenerationAnswer:
         parts, arrived = self._parts, self._parts.dispatcher.now()
-        wanted = await parts.intake.generation(endpoint, await request.body())
+        wanted = await parts.intake.generation(endpoint, await _body(request))
         context = valid_traceparent(request.headers.get("traceparent", ""))
         request_id, now = endpoint.request_id(uuid4().hex), int(time.time())
         client = client_of(request.scope)
@@ -163,6 +179,21 @@ class _Routes:
             "max_model_len": self._context_tokens(),
             "sampling_defaults": self._parts.sampling_defaults,
         }
+
+
+def _meant_path(asked: str) -> str:
+    """Return which path was meant by one that is none, as with a base URL that lacks /v1, or a
+    client that adds its own: what its user is shown is this message.
+    """
+    for path in _COMMON_PATHS:
+        if asked.rstrip("/").endswith(path.removeprefix("/v1")):
+            return f"; here it is {path}"
+    return ""
+
+
+async def _body(request: Request) -> bytes:
+    refuse_unasked(request.headers)
+    return await request.body()
 
 
 def _json(value: Any, status: int = 200) -> Response:
