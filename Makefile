@@ -29,8 +29,8 @@ test: env lint unit ops-cuda ops-arguments integration node-or-say e2e faults fu
 lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 	@$(PY) tools/lint.py
 
-unit: env ## Fast tests, in a process more than there are processors (some three minutes of processor time)
-	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'not slow and not e2e and not gpu' --ignore tests/e2e tests
+unit: env ## Fast tests, in a process more than there are processors, which take modules in turn
+	@$(PY) tools/unit.py --processes $(ONE_MORE) -m 'not slow and not e2e and not gpu' --ignore tests/e2e tests
 
 e2e: env slow ## Slow tests, then real deployments, a few at once: PD equals mixed, kill -9 of each, 500 requests, the openai client
 	@tools/chromium.sh
