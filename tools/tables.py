@@ -195,6 +195,22 @@ def drafts(record: Record) -> list[str]:
     return lines
 
 
+def served(record: Record) -> list[str]:
+    """Decode phases of real requests, the engine's beside another server's."""
+    lines = _head("model", "sequences", "who", "ms a step", "tokens/s", "Baton's over it")
+    ours = {(r["model"], r["rows"]): r for r in record["served"] if r["server"] == "baton"}
+    for row in sorted(record["served"], key=lambda r: (list(MODELS).index(r["model"]), r["rows"])):
+        who = "Baton" if row["server"] == "baton" else row["server"].replace(" 5.17.0", "")
+        named = (MODELS[row["model"]], row["rows"], who)
+        if "error" in row:
+            lines.append(_row(*named, f"not measured: {row['error']}", "-", "-"))
+            continue
+        ratio = ours[row["model"], row["rows"]]["tokens_per_s"] / row["tokens_per_s"]
+        told = "-" if who == "Baton" else f"{ratio:.1f}"
+        lines.append(_row(*named, f"{row['step_ms']:.2f}", f"{row['tokens_per_s']:,.0f}", told))
+    return lines
+
+
 KINDS: Mapping[str, Callable[..., list[str]]] = {
     "decode": decode,
     "prompt": prompt,
@@ -203,6 +219,7 @@ KINDS: Mapping[str, Callable[..., list[str]]] = {
     "ranks": ranks,
     "chunks": chunks,
     "drafts": drafts,
+    "served": served,
 }
 
 
