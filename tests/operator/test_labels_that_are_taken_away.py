@@ -32,6 +32,19 @@ async def cluster():
     return served
 
 
+@pytest.fixture
+def applies(cluster, monkeypatch):
+    """The name of each object that is applied, also where that changes nothing."""
+    names, applied = [], cluster.kube.apply
+
+    async def apply(kind, manifest, manager, *, uid):
+        names.append(manifest["metadata"]["name"])
+        return await applied(kind, manifest, manager, uid=uid)
+
+    monkeypatch.setattr(cluster.kube, "apply", apply)
+    return names
+
+
 def labels_of(cluster, kind):
     return {name: cluster.kube.find(kind, name)["metadata"]["labels"]
             for name in cluster.kube.names(kind)}  # fmt: skip
@@ -108,14 +121,13 @@ async def test_workers_without_it_are_counted_and_keep_their_pods(cluster, label
     assert labels_of(cluster, api.DEPLOYMENT) == before
 
 
-async def test_what_others_add_asks_for_no_write(cluster):
+async def test_what_others_add_asks_for_no_write(cluster, applies):
     await look(cluster)
-    cluster.kube.writes.clear()
     for name in cluster.kube.names(api.DEPLOYMENT):
         note = {"metadata": {"annotations": {"deployment.kubernetes.io/revision": "1"}}}
         cluster.kube.edit(api.DEPLOYMENT, name, note, "kube-controller-manager", "status")
     await look(cluster)
-    assert ("apply", "Deployment") not in cluster.kube.writes
+    assert not applies
 
 
 def test_marks_are_of_what_is_ours_alone():
@@ -138,3 +150,39 @@ def test_marks_are_of_what_is_ours_alone():
 )
 def test_a_workers_name_says_its_role_and_revision(name, told):
     assert of_workload("chat", name) == told
+
+
+@pytest.mark.parametrize("label", ["baton.dev/team", "baton.dev/revision"])
+async def test_a_label_that_others_add_under_our_prefix_is_written_over_once(
+    cluster, applies, label
+):
+    """An apply takes away nothing that another manager owns: no pass may wait for that."""
+    await look(cluster)
+    added = {"metadata": {"labels": {label: "a"}}}
+    for name in cluster.kube.names(api.SERVICE):
+        cluster.kube.edit(api.SERVICE, name, added, "kubectl-label")
+    await look(cluster)
+    assert sorted(applies) == cluster.kube.names(api.SERVICE)
+    for _ in range(3):
+        await cluster.reconcile()
+    assert sorted(applies) == cluster.kube.names(api.SERVICE)
+
+
+async def test_what_a_webhook_insists_on_is_asked_for_once(cluster, applies, monkeypatch):
+    """It changes every write of ours, so that none ever leaves what was written."""
+    applied = cluster.kube.apply
+
+    async def apply(kind, manifest, manager, *, uid):
+        metadata = manifest["metadata"]
+        labels = metadata["labels"] | {"app.kubernetes.io/part-of": "theirs"}
+        changed = manifest | {"metadata": metadata | {"labels": labels}}
+        return await applied(kind, changed, manager, uid=uid)
+
+    monkeypatch.setattr(cluster.kube, "apply", apply)
+    await look(cluster)
+    take(cluster, api.SERVICE, "app.kubernetes.io/part-of")
+    await look(cluster)
+    assert sorted(applies) == cluster.kube.names(api.SERVICE)
+    for _ in range(3):
+        await cluster.reconcile()
+    assert sorted(applies) == cluster.kube.names(api.SERVICE)
