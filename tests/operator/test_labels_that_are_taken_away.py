@@ -9,7 +9,7 @@ import pytest
 
 from baton_operator.cluster import api
 from baton_operator.models import ObjectKey
-from baton_operator.names import marks, of_workload
+from baton_operator.names import is_gateway_file, marks, of_record, of_workload
 from baton_testing.fake_kube import Cluster
 
 LABELS = ("baton.dev/name", "baton.dev/role", "baton.dev/revision", "app.kubernetes.io/part-of")
@@ -186,3 +186,45 @@ async def test_what_a_webhook_insists_on_is_asked_for_once(cluster, applies, mon
     for _ in range(3):
         await cluster.reconcile()
     assert sorted(applies) == cluster.kube.names(api.SERVICE)
+
+
+@pytest.mark.parametrize("is_away", [True, False], ids=["restarted", "running"])
+@pytest.mark.parametrize("label", ["baton.dev/revision", "baton.dev/name"])
+@pytest.mark.parametrize("kind", [api.CONFIG_MAP, api.DEPLOYMENT], ids=lambda kind: kind.kind)
+async def test_an_old_revision_that_lost_one_in_a_rollout_goes_with_it(
+    cluster, kind, label, is_away
+):
+    """Nothing that shall be names it: who does not see it leaves its pods there for good."""
+    old = cluster.status()["currentRevision"]
+    await ask(cluster, {"image": "worker:2", "rollout": {"paused": True}})
+    await cluster.settle()
+    kept = [name for name in cluster.kube.names(kind) if old in name]
+    assert kept
+    for name in kept:
+        cluster.kube.edit(kind, name, {"metadata": {"labels": {label: None}}}, "kubectl-label")
+    if is_away:
+        cluster.start()
+    await ask(cluster, {"rollout": {"paused": False}})
+    await cluster.settle()
+    assert cluster.status()["currentRevision"] != old
+    assert not [name for name in cluster.kube.names(kind) if old in name]
+
+
+async def ask(cluster, spec):
+    """Change the spec, and tell the operator of it."""
+    cluster.kube.edit(api.PD_DEPLOYMENT, "chat", {"spec": spec}, "kubectl")
+    body = await cluster.kube.get(api.PD_DEPLOYMENT, "ns", "chat")
+    cluster.parents.seen(body, is_event=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "is_file"),
+    [
+        ("chat-r01234567", "r01234567", False),
+        ("chat-gateway-01234567", "", True),
+        ("other-r01234567", "", False),
+        ("other-gateway-01234567", "", False),
+    ],
+)
+def test_a_config_maps_name_says_what_it_is(name, revision, is_file):
+    assert (of_record("chat", name), is_gateway_file("chat", name)) == (revision, is_file)
