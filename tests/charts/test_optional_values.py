@@ -193,7 +193,7 @@ uninstall: {deleteResources: true}
 resources: {limits: {memory: 200Mi}}
 nodeSelector: {a: b}
 tolerations: [{operator: Exists}]
-affinity: {nodeAffinity: {}}
+affinity: {nodeAffinity: {a: []}, podAntiAffinity: {b: []}}
 priorityClassName: high
 podLabels: {team: a, app.kubernetes.io/component: mine}
 podAnnotations: {p: q}
@@ -203,13 +203,17 @@ imagePullSecrets: [{name: s}]
 
 @pytest.mark.parametrize(("kind", "suffix"), [("Pod", "-test"), ("Job", "-uninstall")])
 def test_a_hooks_pod_is_let_in_where_the_operators_is(render, one, kind, suffix):
-    """A quota wants limits or a class, a policy a label; a note switches a mesh off."""
+    """A quota wants limits or a class, a policy a label; a note switches a mesh off.
+
+    Operators that keep apart leave a hook no node that they are on: it would wait for ever.
+    """
     body = one(render(OF_A_HOOK), kind, suffix)
     pod = body if kind == "Pod" else body["spec"]["template"]
     spec, wanted = pod["spec"], yaml.safe_load(OF_A_HOOK)
     assert spec["containers"][0]["resources"] == wanted["resources"]
-    same = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "imagePullSecrets")
+    same = ("nodeSelector", "tolerations", "priorityClassName", "imagePullSecrets")
     assert {name: spec[name] for name in same} == {name: wanted[name] for name in same}
+    assert spec["affinity"] == {"nodeAffinity": {"a": []}}
     assert pod["metadata"]["annotations"]["p"] == "q"
     assert pod["metadata"]["labels"]["team"] == "a"
     assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "hook"

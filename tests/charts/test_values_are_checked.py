@@ -49,20 +49,31 @@ def test_wrong_values_are_refused_by_name(refusal, values, named):
          "extraEnv: A is there already: extraEnv names it twice"),
         ("replicas: 2\nextraEnv: [{name: BATON_LEADER_ELECT, value: 'false'}]",
          "extraEnv: BATON_LEADER_ELECT is false and replicas is 2"),
+        ("replicas: 2\nextraEnv: [{name: BATON_LEADER_ELECT, value: '0'}]",
+         "extraEnv: BATON_LEADER_ELECT is 0 and replicas is 2"),
     ],
-    ids=["the chart's", "the Lease's", "twice", "two writers"],
+    ids=["the chart's", "the Lease's", "twice", "two writers", "two writers, 0"],
 )  # fmt: skip
 def test_a_variable_that_would_not_do_what_it_says_is_refused(refusal, values, words):
     """Of a variable that is there twice helm's next patch may drop both."""
     assert words in refusal(values)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_leader_election_may_be_said(render, one, replicas):
-    value = "false" if replicas == 1 else "true"
-    said = f"replicas: {replicas}\nextraEnv: [{{name: BATON_LEADER_ELECT, value: '{value}'}}]"
-    env = one(render(said), "Deployment")["spec"]["template"]["spec"]["containers"][0]["env"]
-    assert env[-1] == {"name": "BATON_LEADER_ELECT", "value": value}
+SAYINGS = [
+    (1, {"value": "false"}),
+    (2, {"value": "true"}),
+    (2, {"value": "1"}),
+    (2, {"valueFrom": {"configMapKeyRef": {"name": "a", "key": "b"}}}),
+]
+
+
+@pytest.mark.parametrize(("replicas", "said"), SAYINGS, ids=str)
+def test_leader_election_may_be_said(render, one, replicas, said):
+    """In every way that the operator reads."""
+    entry = {"name": "BATON_LEADER_ELECT"} | said
+    values = yaml.safe_dump({"replicas": replicas, "extraEnv": [entry]})
+    env = one(render(values), "Deployment")["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert env[-1] == entry
 
 
 @pytest.mark.parametrize(

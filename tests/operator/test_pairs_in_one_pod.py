@@ -325,7 +325,7 @@ def test_a_record_of_pairs_is_read_back():
     record = make_record(OWNER, spec_of(), "r1")
     assert set(record.templates) == {"pair"}
     assert set(record.configs) == {"prefill", "decode"}
-    assert read_record(record_manifest(OWNER, record)) == record
+    assert read_record(record_manifest(OWNER, record), record.name) == record
 
 
 async def serving(cluster, **spec):

@@ -144,7 +144,7 @@ def test_a_record_is_read_back_and_cannot_be_edited():
     record = make_record(OWNER, spec_of(), "r1")
     made = record_manifest(OWNER, record)
     assert made["immutable"] is True
-    assert read_record(made) == record
+    assert read_record(made, record.name) == record
 
 
 def test_a_record_of_an_earlier_operator_is_rendered_as_it_was_because_it_cannot_be_changed():
@@ -153,13 +153,13 @@ def test_a_record_of_an_earlier_operator_is_rendered_as_it_was_because_it_cannot
     del shapes["gateway"]
     shapes["nodes"] = {"decode": 1, "prefill": 1}
     made["data"]["templates.json"] = json.dumps(shapes, separators=(",", ":"))
-    assert record_manifest(OWNER, read_record(made)) == made
+    assert record_manifest(OWNER, read_record(made, "r1")) == made
 
 
 @pytest.mark.parametrize("data", [{}, {"templates.json": "{"}, {"templates.json": "{}"}])
 def test_another_config_map_is_no_record(data):
     with pytest.raises(ValueError, match="not a revision record"):
-        read_record({"metadata": {"labels": {}}, "data": data})
+        read_record({"metadata": {"labels": {}}, "data": data}, "r0")
 
 
 SAME = {

@@ -71,7 +71,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if hasKey $taken .name }}
 {{- fail (printf "extraEnv: %s is there already: %s" .name (get $taken .name)) }}
 {{- end }}
-{{- if and (eq .name "BATON_LEADER_ELECT") (gt (int $.Values.replicas) 1) (ne (.value | default "" | toString | lower) "true") }}
+{{- if and (eq .name "BATON_LEADER_ELECT") (gt (int $.Values.replicas) 1) (has (toString .value | lower) (list "false" "0")) }}
 {{- fail (printf "extraEnv: BATON_LEADER_ELECT is %v and replicas is %v: without the Lease each of them writes" .value $.Values.replicas) }}
 {{- end }}
 {{- $_ := set $taken .name "extraEnv names it twice" }}

@@ -82,8 +82,10 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- with .root.Values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- with .root.Values.affinity }}
-affinity: {{- toYaml . | nindent 2 }}
+{{/* Of affinity what is about nodes: operators that keep apart from one another would keep hooks out of the nodes that they are on. */}}
+{{- with (.root.Values.affinity | default dict).nodeAffinity }}
+affinity:
+  nodeAffinity: {{- toYaml . | nindent 4 }}
 {{- end }}
 {{- with .root.Values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}

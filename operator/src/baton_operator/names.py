@@ -125,6 +125,13 @@ def of_workload(owner: str, workload_name: str) -> tuple[Role, str] | None:
     return (Role(role), middle) if is_ours and role in _WORKLOADS else None
 
 
+def of_record(owner: str, config_map_name: str) -> str:
+    """Return the revision whose record has this name, "" when it is none's."""
+    is_ours = config_map_name.startswith(f"{owner}-")
+    is_other = not is_ours or is_gateway_file(owner, config_map_name)
+    return "" if is_other else config_map_name.removeprefix(f"{owner}-")
+
+
 def revision_record(name: str, revision: str) -> str:
     """Return the name of the ConfigMap that records a revision."""
     return f"{name}-{revision}"
@@ -146,6 +153,11 @@ def gateway_file(name: str, content_hash: str) -> str:
     Named for its content, so that a gateway that restarts reads what it was made with.
     """
     return f"{gateway(name)}-{content_hash}"
+
+
+def is_gateway_file(owner: str, config_map_name: str) -> bool:
+    """Whether a ConfigMap of this name is a gateway's configuration."""
+    return config_map_name.startswith(gateway_file(owner, ""))
 
 
 def client_service(name: str) -> str:

@@ -211,8 +211,8 @@ def record_manifest(owner: Owner, record: RevisionRecord) -> Manifest:
     )
 
 
-def read_record(body: Manifest) -> RevisionRecord:
-    """Return the record in a ConfigMap.
+def read_record(body: Manifest, revision: str) -> RevisionRecord:
+    """Return the record in the ConfigMap that a revision names: its label may be taken away.
 
     Raises:
         ValueError: it is not one.
@@ -221,10 +221,9 @@ def read_record(body: Manifest) -> RevisionRecord:
     try:
         shapes = msgspec.json.decode(data[_TEMPLATES_KEY], type=_Shapes)
         configs = {role.value: data[f"{role}.yaml"] for role in WORKER_ROLES}
-        name = body["metadata"]["labels"][names.LABEL_REVISION]
     except (KeyError, msgspec.DecodeError) as error:
         raise ValueError(f"not a revision record: {error}") from error
-    return RevisionRecord(name, configs, shapes.templates, shapes.nodes, shapes.gateway)
+    return RevisionRecord(revision, configs, shapes.templates, shapes.nodes, shapes.gateway)
 
 
 def _role_identity(role: RoleSpec) -> dict[str, Any]:

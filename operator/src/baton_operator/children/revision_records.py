@@ -42,7 +42,7 @@ class RevisionRecords:
         if body is None or not child_of(partial_of(body), CONFIG_MAP.kind).belongs_to(uid):
             return False
         try:
-            record = read_record(body)
+            record = read_record(body, revision)
         except ValueError as error:
             log.warning("record unreadable", extra={"object": str(owner), "error": str(error)})
             return False

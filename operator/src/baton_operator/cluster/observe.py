@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
+
 from baton_operator import names
 from baton_operator.cluster.partial_objects import Child, PodView, ScalerView, Workload
 from baton_operator.cluster.store import ChildId, ChildStore
@@ -202,10 +204,10 @@ def observe(store: ChildStore, owner: ObjectKey, uid: str) -> Observed:
         elif isinstance(child.view, Workload):
             if of_workers := names.of_workload(owner.name, child.name):
                 workloads.append(WorkloadRef(key, child, *of_workers, child.view))
-        elif key.kind == "ConfigMap" and child.role == Role.GATEWAY:
+        elif key.kind == "ConfigMap" and names.is_gateway_file(owner.name, child.name):
             gateway_files.append(child)
-        elif key.kind == "ConfigMap" and child.revision:
-            records.append(child)
+        elif key.kind == "ConfigMap" and (of := names.of_record(owner.name, child.name)):
+            records.append(msgspec.structs.replace(child, revision=of))
     return Observed(
         workloads=tuple(workloads),
         gateway=gateway.view if gateway and isinstance(gateway.view, Workload) else None,

@@ -235,8 +235,13 @@ def partial_of(body: dict[str, Any]) -> PartialObject:
 
 
 def owner_name(partial: PartialObject) -> str:
-    """Return the PDDeployment that the labels name, or an empty string."""
-    return partial.metadata.labels.get(LABEL_NAME, "")
+    """Return the PDDeployment that controls it, or else that its labels name; "" for none.
+
+    A label alone would hide who lost it: an old revision's workload would run for ever.
+    """
+    meta = partial.metadata
+    parent = next((o.name for o in meta.owner_references if o.controller and _is_parent(o)), "")
+    return parent or meta.labels.get(LABEL_NAME, "")
 
 
 def _is_parent(owner: OwnerReference) -> bool:

@@ -37,6 +37,8 @@ class Change(Enum):
 class Entry(NamedTuple):
     """A child and whether it is verified.
 
+    `is_written` says that it is as the server answered to a write of ours: what it has beside that
+    is others', and no write of ours takes it away.
     `leaves_since` is when, by the store's clock, a pod was first known to be deleted with the grace
     that it has; None for every other child.
     """
@@ -44,6 +46,7 @@ class Entry(NamedTuple):
     child: Child
     is_verified: bool
     leaves_since: float | None = None
+    is_written: bool = False
 
 
 class ChildStore:
@@ -79,7 +82,8 @@ class ChildStore:
         if child.version <= known.child.version:
             return Change.NONE
         is_same = _is_unedited(known.child, child, kind)
-        self._enter(owner, key, Entry(child, known.is_verified and is_same))
+        is_written = known.is_written and is_same
+        self._enter(owner, key, Entry(child, known.is_verified and is_same, is_written=is_written))
         if child.is_deleting and not known.child.is_deleting:
             return Change.DRIFT
         if not is_same:
@@ -91,7 +95,7 @@ class ChildStore:
         key = ChildId(kind.kind, child.name)
         known = self.entry(owner, key)
         if known is None or known.child.uid != child.uid or child.version >= known.child.version:
-            self._enter(owner, key, Entry(child, is_verified=True))
+            self._enter(owner, key, Entry(child, is_verified=True, is_written=True))
 
     def gone(self, owner: ObjectKey, kind: Kind, name: str, uid: str) -> Change:
         """Remove a child that a watch or a fresh list reports gone."""
