@@ -101,6 +101,8 @@ def test_nothing_that_goes_wrong_is_the_first_sample_of_its_series(start_gateway
         assert client.post(TEXT, json=BODY).json()["error"]["code"] == "no_usable_pair"
         for wrong in ({"n": -1}, {"model": "other"}, {"prompt": {}}, {"suffix": "x"}):
             assert 400 <= client.post(TEXT, json=BODY | wrong).status_code < 500
+        page = {"origin": "http://elsewhere.example", "content-type": "text/plain"}
+        assert client.post(TEXT, content=b"{}", headers=page).status_code == 415
     gateway.link.up("mixed-1", Role.MIXED)
     gateway.wait_metric("baton_gateway_usable", 1)
     with connection_of_a_request(gateway):
