@@ -55,7 +55,7 @@ BAD_ANYWHERE = [
     ({"priority": "high"}, "priority"),
     ({"best_of": 3}, "best_of"),
     ({"best_of": True}, "best_of"),
-    ({"best_of": 2.0, "n": 2}, "best_of"),
+    ({"best_of": 2.5, "n": 2}, "best_of"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"guided_json": {"type": "object"}}, "guided_json"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),

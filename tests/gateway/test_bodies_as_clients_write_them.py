@@ -13,6 +13,8 @@ from baton_worker.gateway.intake.schema import (
     TokenizeBody,
     convert,
 )
+from baton_worker.gateway.intake.unsupported import refuse_unsupported
+from baton_worker.gateway.request import Endpoint
 
 USER = {"role": "user", "content": "hi"}
 CHAT = {"messages": [USER]}
@@ -54,6 +56,30 @@ def test_an_integer_may_be_written_with_a_fraction_of_nothing(kind, base, name):
         with pytest.raises(ApiError) as refused:
             convert(base | {name: wrong}, kind)
         assert (refused.value.param, refused.value.code) == (name, "invalid_type")
+
+
+ASK_FOR_NOTHING = [
+    {"best_of": 1.0},
+    {"best_of": 1.0, "n": 1},
+    {"best_of": 2, "n": 2.0},
+    {"top_logprobs": 0.0},
+    {"thinking_token_budget": -1.0},
+    {"length_penalty": 1},
+    {"length_penalty": 1.0},
+]
+ASK_FOR_MORE = [{"best_of": 2.0}, {"best_of": True}, {"best_of": 2, "n": 2.5}, {"best_of": 1e300}]
+
+
+@pytest.mark.parametrize("fields", ASK_FOR_NOTHING)
+def test_what_asks_for_nothing_as_an_integer_does_so_with_a_fraction_of_nothing(fields):
+    refuse_unsupported(Endpoint.COMPLETION, {"prompt": "x", **fields})
+
+
+@pytest.mark.parametrize("fields", ASK_FOR_MORE)
+def test_what_asks_for_more_is_refused_however_it_is_written(fields):
+    with pytest.raises(ApiError) as refused:
+        refuse_unsupported(Endpoint.COMPLETION, {"prompt": "x", **fields})
+    assert (refused.value.param, refused.value.code) == ("best_of", "unsupported_parameter")
 
 
 def test_numbers_that_are_no_field_of_the_api_stay_as_they_were_written():

@@ -1,5 +1,6 @@
 """Counts of the gateway that one pays by or is called by, each against what its clients saw."""
 
+import asyncio
 import json
 import socket
 import time
@@ -7,6 +8,8 @@ import time
 import pytest
 
 from baton_testing.scripted_link import RowSpec
+from baton_worker.gateway.server import http
+from baton_worker.gateway.serving.admission_queue import unless_gone
 from baton_worker.identity import Role
 from baton_worker.messages import Submit
 from baton_worker.records.columns import ErrorCode
@@ -56,6 +59,33 @@ def test_a_client_that_leaves_the_line_has_left_and_was_not_refused(start_gatewa
     assert not any(counts(gateway, "baton_gateway_refusals_total").values())
 
 
+def test_a_client_that_leaves_while_its_choices_are_sent_is_counted_once(
+    start_gateway, monkeypatch
+):
+    gateway = start_gateway(workers="m", max_choices=1000, info={"max_running": 1000})
+    link, leaves = gateway.link, asyncio.Event()
+    link.pause()
+    send = link.send
+
+    def sends_and_leaves(worker_id, command):
+        leaves.set()
+        return send(worker_id, command)
+
+    async def left():
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    monkeypatch.setattr(link, "send", sends_and_leaves)
+    monkeypatch.setattr(http, "unless_gone", lambda _, starting: unless_gone(left, starting))
+    body = BODY | {"prompt": [PROMPT] * 8, "n": 120}
+    with gateway.http() as client:
+        assert client.post(TEXT, json=body).status_code == 499
+    assert 0 < len(link.sent(Submit)) < 960, "it left while they were sent"
+    ended = {"endpoint": "completion", "outcome": "client_gone"}
+    wait_counted(gateway, "baton_gateway_requests_total", **ended)
+    assert gateway.metric("baton_gateway_client_aborts_total", reason="client_gone") == 1
+
+
 @pytest.mark.parametrize("workers", ["pd", "m"])
 def test_a_prompt_that_is_scored_alone_has_no_first_token_to_be_late(start_gateway, workers):
     gateway = start_gateway(workers=workers)
@@ -101,6 +131,8 @@ def test_nothing_that_goes_wrong_is_the_first_sample_of_its_series(start_gateway
         assert client.post(TEXT, json=BODY).json()["error"]["code"] == "no_usable_pair"
         for wrong in ({"n": -1}, {"model": "other"}, {"prompt": {}}, {"suffix": "x"}):
             assert 400 <= client.post(TEXT, json=BODY | wrong).status_code < 500
+        page = {"origin": "http://elsewhere.example", "content-type": "text/plain"}
+        assert client.post(TEXT, content=b"{}", headers=page).status_code == 415
     gateway.link.up("mixed-1", Role.MIXED)
     gateway.wait_metric("baton_gateway_usable", 1)
     with connection_of_a_request(gateway):

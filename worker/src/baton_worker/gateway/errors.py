@@ -141,6 +141,11 @@ def internal(message: str) -> ApiError:
     return ApiError(500, message, code="internal")
 
 
+def left(code: str) -> ApiError:
+    """Return the end of a request whose client is gone."""
+    return ApiError(CLIENT_GONE, "the client closed the connection", code=code)
+
+
 def suspect(workers: Iterable[str], last: str) -> ApiError:
     """Return the end of a request that workers may have failed because of."""
     names = sorted(workers)

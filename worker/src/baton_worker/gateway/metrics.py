@@ -31,6 +31,7 @@ OUTCOMES = (
 )
 REFUSALS = (
     "body_too_large",
+    "content_type",
     "context_length_exceeded",
     "field_too_large",
     "gateway_full",

@@ -205,6 +205,12 @@ def decode_as(body: bytes, kind: Any, name: str) -> Any:
         raise bad_request(name, f"{name} is not valid JSON: {error}", "invalid_json") from error
 
 
+def integer_of(value: Any) -> Any:
+    """Return the integer that a double was made of, and all else as it is."""
+    is_whole = type(value) is float and value.is_integer() and abs(value) < _EXACT_BELOW
+    return int(value) if is_whole else value
+
+
 def convert(value: dict[str, Any], kind: type[T]) -> T:
     """Return `value` as `kind`. `16.0` is an integer, as JSON Schema and vLLM have it: what went
     through a double on its way is written so (Gson's maps, a quotient in Python).
@@ -213,12 +219,9 @@ def convert(value: dict[str, Any], kind: type[T]) -> T:
         ApiError: 400 that names the field with a wrong type, or the one that is missing.
     """
     whole = {
-        name: int(number)
+        name: integer_of(number)
         for name, number in value.items()
-        if type(number) is float
-        and number.is_integer()
-        and abs(number) < _EXACT_BELOW
-        and name in _INTEGERS[kind]
+        if type(number) is float and name in _INTEGERS[kind]
     }
     try:
         return msgspec.convert({**value, **whole} if whole else value, kind)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from baton_worker.gateway.errors import bad_request
+from baton_worker.gateway.intake.schema import integer_of
 from baton_worker.gateway.request import Endpoint
 
 _EMPTY: Final[tuple[Any, ...]] = (None, False, "", [], {})
@@ -36,7 +37,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "include_reasoning": (None, True),
     "include_stop_str_in_output": _EMPTY,
     "kv_transfer_params": _EMPTY,
-    "length_penalty": (*_EMPTY, 1, 1.0),
+    "length_penalty": (*_EMPTY, 1),
     "logits_processors": _EMPTY,
     "logprob_token_ids": _EMPTY,
     "media_io_kwargs": _EMPTY,
@@ -59,7 +60,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "suffix": _EMPTY,
     "thinking_token_budget": (None, -1),
     "truncate_prompt_tokens": (None,),
-    "typical_p": (*_EMPTY, 1, 1.0),
+    "typical_p": (*_EMPTY, 1),
     "use_beam_search": _EMPTY,
     "verbosity": (None, "medium"),
     "vllm_xargs": _EMPTY,
@@ -146,8 +147,8 @@ def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
     _check("", body, NEUTRAL)
     _check("", body, NEUTRAL_AT[endpoint])
     _check_messages(body.get("messages"))
-    best_of, n = body.get("best_of"), body.get("n")
-    if not _is_neutral(best_of, (None, 1 if n is None else n)):  # True and 1.0 equal 1, and are not
+    best_of, n = body.get("best_of"), integer_of(body.get("n"))
+    if not _is_neutral(best_of, (None, 1 if n is None else n)):  # True equals 1, and is not
         raise bad_request(
             "best_of", "best_of other than n is not supported", "unsupported_parameter"
         )
@@ -179,6 +180,7 @@ def _check(place: str, fields: Mapping[str, Any], table: Mapping[str, tuple[Any,
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    value = integer_of(value)
     if isinstance(value, dict):  # null is left out within an object, too
         value = {name: part for name, part in value.items() if part is not None} or value
     return any(type(value) is type(item) and value == item for item in neutral)

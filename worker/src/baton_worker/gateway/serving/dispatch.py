@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from baton_worker.gateway.errors import (
-    CLIENT_GONE,
     WORKER_LOST,
     ApiError,
     bad_request,
     internal,
+    left,
     suspect_again,
     unavailable,
 )
@@ -247,8 +247,9 @@ class Dispatcher:
         if generation.live:
             self._metrics.prompt_tokens.inc(generation.request.prompt_tokens)
 
-    def _undo(self, begun: _Begun) -> None:
-        self.cancel(begun.generation, "client_gone")
+    def _undo(self, begun: _Begun) -> None:  # no `cancel`: the 499 that is answered counts him
+        gone = "client_gone"
+        self._requests.fail(begun.generation, left(gone), outcome=gone, discard=True)
 
     def _freed(self, generation: Generation) -> None:
         self._freed_at = self._clock()
@@ -259,8 +260,7 @@ class Dispatcher:
         """End a generation because of its client; nothing happens if it has ended."""
         if generation.live:
             self._metrics.client_aborted(reason)
-            error = ApiError(CLIENT_GONE, "the client closed the connection", code=reason)
-            self._requests.fail(generation, error, outcome=reason, discard=True)
+            self._requests.fail(generation, left(reason), outcome=reason, discard=True)
 
     def close(self) -> None:
         """Refuse new requests and end the live ones with an explicit error."""
