@@ -36,6 +36,11 @@ def last_of(folder: Path, pid: int) -> str:
         return ""
 
 
+def has_ended(folder: Path, pid: int) -> bool:
+    """Return whether a process ran all tests of the modules that it took."""
+    return (folder / f"{pid}.ended").exists()
+
+
 class SharedModules:
     """Collects a module when its turn comes, and if no other process has it."""
 
@@ -75,6 +80,7 @@ class SharedModules:
         if waiting is not None:
             self._run(session, waiting, None)
         session.testscollected = n_found
+        (self._folder / f"{os.getpid()}.ended").touch()
         return True
 
     def _items(self, session: pytest.Session) -> Iterator[pytest.Item]:

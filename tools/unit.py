@@ -12,6 +12,7 @@ import argparse
 import collections
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ TOOLS = Path(__file__).resolve().parent
 
 PASSED, NO_TESTS = 0, 5
 """pytest's exit codes. A process for which no module was left found none."""
+END_SECONDS = 20
+"""For which a process that is interrupted may end what its tests began."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,33 @@ def told(share: Share, taken: Path) -> tuple[bool, collections.Counter[str]]:
     Of one that passed, only what stands below its dots is shown: which tests were skipped.
     """
     code, output = share.process.wait(), share.log.read_text(errors="replace")
-    if code in (PASSED, NO_TESTS):
+    has_ended = shared_modules.has_ended(taken, share.process.pid)
+    if code in (PASSED, NO_TESTS) and has_ended:
         print(*re.findall(r"^SKIPPED .*\n", output, flags=re.MULTILINE), sep="", end="")
         return True, counts(output)
     print(output)
-    if code < 0:
+    if not has_ended:  # also with 0, by whatever a test called: others cannot take its modules
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         last = shared_modules.last_of(taken, share.process.pid)
-        print(f"[unit] a process was ended by signal {-code} in {last or 'no module yet'}")
+        print(f"[unit] a process {how} in {last or 'no module yet'}")
     return False, counts(output)
+
+
+def end(shares: Sequence[Share], *, are_told: bool) -> None:
+    """See that none is left, nor what its tests began, which pytest ends when it is interrupted.
+
+    A terminal tells all processes at once (`are_told`), and twice would interrupt that.
+    """
+    for share in shares:
+        if not are_told:
+            share.process.send_signal(signal.SIGINT)
+    until = time.monotonic() + END_SECONDS
+    for share in shares:
+        try:
+            share.process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            share.process.kill()
+            share.process.wait()
 
 
 def main(words: Sequence[str]) -> int:
@@ -85,21 +107,24 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--processes", type=int, required=True)
     options, arguments = parser.parse_known_args(words)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     started = time.monotonic()
     found: collections.Counter[str] = collections.Counter()
-    ok = True
+    ok, are_told = True, False
     with tempfile.TemporaryDirectory(prefix="baton-unit-") as name:
         folder = Path(name)
-        shares = [start(arguments, folder, place) for place in range(options.processes)]
+        shares: list[Share] = []
         try:
+            shares.extend(start(arguments, folder, place) for place in range(options.processes))
             for share in shares:
                 passed, count = told(share, folder / "taken")
                 ok = ok and passed
                 found += count
+        except KeyboardInterrupt:
+            are_told = True
+            raise
         finally:
-            for share in shares:
-                share.process.terminate()
-                share.process.wait()
+            end(shares, are_told=are_told)
     seconds = time.monotonic() - started
     print(f"[unit] {', '.join(f'{n} {kind}' for kind, n in found.items())} in {seconds:.0f} s")
     return 0 if ok and found["passed"] else 1

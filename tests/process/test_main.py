@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 
@@ -227,3 +229,20 @@ def test_a_signal_to_end_that_comes_before_its_handler_is_kept(tmp_path, role):
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("role", ["decode", "gateway"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_waits_for_a_file_ends_at_once_when_it_is_told_to(tmp_path, role, number):
+    """A configuration from a pipe, or any file of a network that is gone, may never come."""
+    path = tmp_path / "baton.yaml"
+    os.mkfifo(path)
+    command = [sys.executable, "-m", "baton_worker.main", role, "--config", str(path)]
+    process = subprocess.Popen(command)
+    with path.open("wb"):  # returns when the process reads
+        process.send_signal(number)
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()

@@ -26,19 +26,25 @@ def note(word):
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Run what lies there in two processes, with no plugin but the one that shares."""
     (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n  slow: not now\n")
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, str(TOOL), "--processes", "2", *arguments, "."],
         cwd=folder,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    process = begin(folder, *arguments)
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def test_each_chosen_test_runs_once_and_what_a_session_shares_ends_after_the_last(
@@ -76,8 +82,16 @@ def test_each_chosen_test_runs_once_and_what_a_session_shares_ends_after_the_las
             "import os, signal\ndef test_it(): os.kill(os.getpid(), signal.SIGKILL)",
             "ended by signal 9 in test_bad.py",
         ),
+        (
+            "import os\ndef test_it(): os._exit(0)\ndef test_lost(): assert 0",
+            "ended with code 0 in test_bad.py",
+        ),
+        (
+            "import pytest\ndef test_it(): pytest.exit('', 0)\ndef test_lost(): assert 0",
+            "ended with code 0 in test_bad.py",
+        ),
     ],
-    ids=["a failure", "no module", "a process that dies"],
+    ids=["a failure", "no module", "a process that dies", "one that exits", "a run that exits"],
 )
 def test_what_goes_wrong_in_one_process_fails_the_whole(
     tmp_path: Path, body: str, said: str
@@ -95,3 +109,18 @@ def test_no_tests_are_no_success(tmp_path: Path) -> None:
     done = run(tmp_path, "-k", "another")
     assert done.returncode == 1
     assert "1 deselected" in done.stdout
+
+
+def test_who_ends_it_ends_its_processes_and_what_their_tests_began(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "runs")
+    (tmp_path / "test_a.py").write_text(
+        "import pathlib, pytest, signal\n"
+        "@pytest.fixture\ndef begun():\n    yield\n    pathlib.Path('ended').touch()\n"
+        "def test_it(begun):\n    pathlib.Path('runs').write_text('it does')\n    signal.pause()\n"
+    )
+    process = begin(tmp_path)
+    (tmp_path / "runs").read_text()
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 143
+    assert (tmp_path / "ended").exists()

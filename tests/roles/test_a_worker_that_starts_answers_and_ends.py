@@ -168,6 +168,36 @@ def test_a_thread_that_dies_while_the_engine_is_made_ends_it(
     assert ended == [EXIT_FAULT]
 
 
+def held_by_thread() -> dict[int, bool]:
+    """Return of each thread of this process whether it holds SIGTERM."""
+    held = {}
+    for task in Path("/proc/self/task").iterdir():
+        lines = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+        held[int(task.name)] = bool(int(lines["SigBlk"], 16) & 1 << (signal.SIGTERM - 1))
+    return held
+
+
+def test_while_the_engine_is_made_the_main_thread_alone_takes_signals(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of others, one would take them while Paddle loads, whose handler is in place then."""
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    before, meanwhile = held_by_thread(), dict[int, bool]()
+
+    def load(*_: object) -> None:
+        meanwhile.update(held_by_thread())
+        raise ConfigError("no model")
+
+    monkeypatch.setattr(process, "_load_engine", load)
+    with pytest.raises(ConfigError, match="no model"):
+        process.run_worker(configured(tmp_path), Role.MIXED, on_ready=lambda ready: None)
+    own = [is_held for thread, is_held in meanwhile.items() if thread not in before]
+    assert own
+    assert all(own)
+    assert not meanwhile[os.getpid()]
+    assert not held_by_thread()[os.getpid()]
+
+
 def test_what_is_said_in_time_has_been_said() -> None:
     said: list[str] = []
     say_within(lambda: said.append("it"), 30.0)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -19,7 +21,7 @@ from baton_worker import __version__, held_signals
 from baton_worker.config import ConfigError, ProcessConfig, load_config
 from baton_worker.identity import Role
 from baton_worker.local.flags import add_flags, local_options
-from baton_worker.logs import configure_logging
+from baton_worker.logs import configure_logging, say_within
 from baton_worker.ranks import with_ranks
 from baton_worker.readiness import EXIT_BAD_CONFIG, Ready, announce, die_with_parent
 
@@ -148,11 +150,18 @@ def main(arguments: list[str] | None = None) -> int:
             from baton_worker.control import run_control
 
             return run_control(options.socket, options.order, options.number)
-        with held_signals.held():  # until there are handlers, seconds of imports later
+        with held_signals.handled(_end):  # until who serves does, seconds of imports later
             return _process(options)
     except ConfigError as error:
         sys.stderr.write(f"baton-worker: {error}\n")
         return EXIT_BAD_CONFIG
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """End at once: nobody has been given work, and what is read or loaded may take for ever."""
+    name = signal.Signals(number).name
+    say_within(lambda: log.info("ending before it served", extra={"signal": name}), 1.0)
+    os._exit(0)
 
 
 def _process(options: argparse.Namespace) -> int:
@@ -170,10 +179,11 @@ def _process(options: argparse.Namespace) -> int:
         from baton_worker.gateway.process import run_gateway
 
         return run_gateway(config, on_ready=on_ready)
-    from baton_worker.ops_interface import require_ops
+    with held_signals.held():  # by the threads of what is imported, for good: see `run_worker`
+        from baton_worker.ops_interface import require_ops
 
-    require_ops()  # the engine, which is imported next, names what only its own ops have
-    from baton_worker.roles.process import run_worker
+        require_ops()  # the engine, which is imported next, names what only its own ops have
+        from baton_worker.roles.process import run_worker
 
     return run_worker(config, Role[options.command.upper()], on_ready=on_ready)
 

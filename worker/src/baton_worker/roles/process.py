@@ -18,6 +18,7 @@ from functools import partial
 import msgspec
 import zmq
 
+from baton_worker import held_signals
 from baton_worker.compatibility import (
     chat_template_hash,
     process_config_hash,
@@ -97,11 +98,14 @@ def run_worker(config: ProcessConfig, role: Role, *, on_ready: Callable[[Ready],
     _check(config, role)  # before the weights, which may take minutes
     config = with_chunks_of(config, role)
     end_on_thread_fault()  # before the engine, whose threads begin with it
-    starting = Starting(config, role)
-    with starting.ending_on_signal(), closing_on_failure() as made:
-        engine = _load_engine(config, starting.progress)
-        made.append(engine.close)
-        worker = _assemble(config, role, engine, starting)
+    # Until `starting` handles them; its threads hold them for good, for while Paddle loads they
+    # would meet its handler in any thread.
+    with held_signals.held():
+        starting = Starting(config, role)
+        with starting.ending_on_signal(), closing_on_failure() as made:
+            engine = _load_engine(config, starting.progress)
+            made.append(engine.close)
+            worker = _assemble(config, role, engine, starting)
     close = partial(_close, worker, starting, engine)
     with closing_on_failure() as made:
         made.append(close)
