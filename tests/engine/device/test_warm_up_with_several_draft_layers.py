@@ -64,10 +64,12 @@ def test_no_step_is_captured_while_requests_are_served(start: Start, n_layers: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ngram", "mtp_ngram"])
-def test_steps_without_drafts_of_lookup_have_their_graphs(start: Start, method: Method) -> None:
+def test_steps_with_drafts_of_lookup_and_without_have_their_graphs(
+    start: Start, method: Method
+) -> None:
     engine = start(1, method, kv_blocks=80)
     launches = engine.runner.launches
-    assert launches.kept == {1: KINDS, 2: KINDS, 3: KINDS}
+    assert launches.kept == {1: 2 * KINDS, 2: 2 * KINDS, 3: 2 * KINDS}
     before, bench = launches.captured, Bench(engine, Reader())
     for number in (1, 2, 3):
         bench.submit(number, (5, 6, 7), max_tokens=2, ignore_eos=True)

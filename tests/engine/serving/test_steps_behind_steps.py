@@ -156,7 +156,7 @@ def test_what_a_lane_holds_is_what_would_be_written_anew(
         fill(self, lane, program, lineup)
         held = program.inputs[lane]
         anew = Inputs(*(np.full_like(array, 77) for array in held))
-        rules = runner._rules(lineup.sampled)
+        rules = runner._rules(lineup.sampled, program.shape.n_found)
         fill_ahead(anew, lineup.sampled, lineup.at, program.shape, rules)
         ends = {"bias": held.bias_starts[-1], "bias_ids": held.bias_starts[-1]}
         ends["masked"] = held.mask_starts[-1]
