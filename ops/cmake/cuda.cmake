@@ -26,7 +26,6 @@ target_sources(
           csrc/cuda/sampling.cu
           csrc/cuda/scaled.cc
           csrc/cuda/scaled.cu
-          csrc/cuda/scaled_few.cu
           csrc/cuda/scaled_row.cu
           csrc/cuda/scaled_turned.cu
           csrc/cuda/step.cu

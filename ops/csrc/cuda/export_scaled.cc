@@ -46,21 +46,13 @@ int ScaleShiftOf(const TensorView& scales, const char* name, int64_t rows, int64
   TVM_FFI_THROW(ValueError) << name << ".shape[0] must be " << rows << ", got " << scales.size(0);
 }
 
-// Whether rows of so many bytes have halves behind so many numbers.
-bool HasHalves(int64_t bytes, int64_t columns) {
-  return columns % 16 == 0 && bytes == cuda::BytesOfRow(columns, true);
-}
-
-// The same of activations, whose rows may have halves.
+// The same of activations.
 cuda::ScaledRows ReadActivations(const TensorView& values, const TensorView& scales,
                                  const char* name, const char* scales_name, int64_t rows,
                                  int64_t columns, int64_t group, DLDevice device) {
-  Checked(values, name).HasRank(2);
-  const bool has_halves = HasHalves(values.size(1), columns);
-  const int64_t bytes = cuda::BytesOfRow(columns, has_halves);
   const int64_t groups = (columns + group - 1) / group;
-  return {Matrix<uint8_t>(values, name, kUInt8, rows, bytes, device),
-          Matrix<float>(scales, scales_name, kFloat32, rows, groups, device), has_halves};
+  return {Matrix<uint8_t>(values, name, kUInt8, rows, columns, device),
+          Matrix<float>(scales, scales_name, kFloat32, rows, groups, device)};
 }
 
 // Reads x, values, scales.
@@ -145,10 +137,9 @@ void RunProduct(ArgumentReader args, const Product& product, const cuda::ScaledW
   const int64_t x_rows = given.size(0);
   in.rows = has_row ? out.size(0) : x_rows;
   Checked(weight, "weight").HasRank(2);
-  const bool is_of_weight = plain || HasHalves(x.size(1), weight.size(1));
-  in.in = is_of_weight ? weight.size(1) : x.size(1);
+  in.in = plain ? weight.size(1) : x.size(1);
   in.out = out.size(1);
-  CheckRange(is_of_weight ? "weight.shape" : "x.shape", 1, in.in, 1, kMostColumns);
+  CheckRange(plain ? "weight.shape" : "x.shape", 1, in.in, 1, kMostColumns);
   in.group = GroupOf(x_scales, "x_scales", in.in);
   in.x = ReadActivations(x, x_scales, "x", "x_scales", x_rows, in.in, in.group, call.device);
   if (plain) {

@@ -11,9 +11,8 @@ namespace baton_ops::cuda {
 // Of a product, and columns: with what lies behind the last of a tile they are 32-bit numbers.
 constexpr int64_t kMostScaledRows = int64_t{1} << 30;
 
-// Ways have the same bits. For any GPU, or on Hopper by tiles: so many rows of the weight, of x.
-// Those of kFew32x8 are of other kernels than the tiles before; of the last, warpgroups have ranges
-// of their own.
+// For any GPU, or on Hopper by tiles: so many rows of the weight, of x; of the last, warpgroups have
+// ranges of their own. Those on Hopper have the same bits.
 enum class ScaledWay {
   kAnyGpu,
   k64x16,
@@ -24,7 +23,6 @@ enum class ScaledWay {
   k128x32,
   k128x64,
   k128x128,
-  kFew32x8,
   kRanges64x16,
   kRanges64x32,
   kRanges64x64,
@@ -40,20 +38,15 @@ inline int64_t HopperRowTiles(const ScaledMatmulInput& in, int64_t rows) {
   return std::min(in.rows, in.experts + in.rows / rows);
 }
 
-// Whether the ways on Hopper take a product, on whatever GPU.
-bool HopperTakesScaled(const ScaledMatmulInput& in, ElementType out_type);
+// Whether the ways on Hopper take a product, whatever its rows and on whatever GPU: of bf16.
+bool HopperTakesScaled(const ScaledMatmulInput& in, const Rows& out, ElementType out_type);
 // By one of these, on so many multiprocessors.
-Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& out,
-                   ElementType out_type, int processors, Stream stream);
+Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& out, int processors,
+                   Stream stream);
 
-// The same by tiles of eight rows of x.
-Error ScaledFew(const ScaledMatmulInput& in, const Rows& out, ElementType out_type, int processors,
-                Stream stream);
-
-// The same of a single row of x that is not quantised yet: whether it is taken, on whatever GPU.
+// The same of a single row of x that is not quantised yet: whether it is taken, of what they take.
 bool HopperTakesRow(const ScaledMatmulInput& in);
-Error ScaledRow(const ScaledMatmulInput& in, const Rows& out, ElementType out_type, int processors,
-                Stream stream);
+Error ScaledRow(const ScaledMatmulInput& in, const Rows& out, int processors, Stream stream);
 
 // As ScaledMatmul, by one way: what measures them uses it.
 Error ScaledMatmulBy(ScaledWay way, const ScaledMatmulInput& in, const Rows& out,

@@ -1,6 +1,8 @@
-// Which kernel multiplies rows of FP8: their bits are the same, so what was measured decides.
+// Which kernel multiplies rows of FP8. Of all rows of a product either Hopper's do, whose bits are
+// the same, so that what was measured decides, or those for any GPU.
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 
 #include "experts.h"
@@ -26,10 +28,6 @@ constexpr Cost kCosts[] = {
     {ScaledWay::kRanges64x16, 64, 16, 240}, {ScaledWay::kRanges64x32, 64, 32, 270},
     {ScaledWay::kRanges64x64, 64, 64, 420},
 };
-// The kernels for any GPU: their rows of the weight and of x, of which a multiprocessor has one
-// tile, and nanoseconds for one's range. Of up to half a tile's rows they have smaller ones.
-constexpr Cost kAny{ScaledWay::kAnyGpu, 32, 32, 276, 3'400};
-constexpr Cost kAnyOfFew{ScaledWay::kAnyGpu, 32, 16, 210, 3'400};
 constexpr double kBytes = 3'050;  // that memory gives in a nanosecond
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -47,20 +45,14 @@ Nanoseconds CostOf(const Cost& cost, const ScaledMatmulInput& in, int processors
 }
 
 ScaledWay DenseWayFor(const ScaledMatmulInput& in, int processors) {
-  ScaledWay best = ScaledWay::kAnyGpu;
-  const Cost& any = in.rows <= kAnyOfFew.x_rows ? kAnyOfFew : kAny;
-  Nanoseconds least = CostOf(any, in, processors);
-  for (const Cost& cost : kCosts) {
-    const Nanoseconds here = CostOf(cost, in, processors);
-    if (here < least) best = cost.way;
-    least = std::min(least, here);
-  }
-  return best;
+  const auto less = [&](const Cost& a, const Cost& b) {
+    return CostOf(a, in, processors) < CostOf(b, in, processors);
+  };
+  return std::min_element(std::begin(kCosts), std::end(kCosts), less)->way;
 }
 
 // By how many rows an expert has on average, of 128 experts on an H100.
 ScaledWay ExpertsWayFor(const ScaledMatmulInput& in) {
-  if (in.rows < in.experts / 4) return in.is_gated ? ScaledWay::kAnyGpu : ScaledWay::kFew32x8;
   const int64_t each = in.rows / in.experts;
   if (each <= 8) return ScaledWay::k128x16;
   if (each <= 24) return ScaledWay::k128x32;
@@ -91,8 +83,6 @@ ScaledMatmulInput AloneOf(const ScaledMatmulInput& in) {
   return alone;
 }
 
-bool IsTurned(ScaledWay way) { return way != ScaledWay::kAnyGpu && way != ScaledWay::kFew32x8; }
-
 // Whether rows lie right behind so many others, elements of so many bytes.
 bool LieBehind(const Rows& rows, const Rows& before, int64_t count, int64_t of_element) {
   return rows.stride == before.stride &&
@@ -122,8 +112,8 @@ bool LiesBehind(const ScaledMatmulInput& in, const Rows& out, ElementType type) 
   if (!LieBehind(beside.out, out, in.rows, of_element)) return false;
   if (in.row != nullptr) return IsOfTheSameRows(in);
   const int64_t groups = (in.in + in.group - 1) / in.group;
-  return LieBehind(beside.plain, in.plain, in.plain_rows, of_element) && beside.x.has_halves &&
-         beside.x.values == in.x.values + in.plain_rows * BytesOfRow(in.in, true) &&
+  return LieBehind(beside.plain, in.plain, in.plain_rows, of_element) &&
+         beside.x.values == in.x.values + in.plain_rows * in.in &&
          beside.x.scales == in.x.scales + in.plain_rows * groups;
 }
 
@@ -132,14 +122,14 @@ Error Run(const ScaledWay* way, ScaledMatmulInput in, const Rows& out, ElementTy
   if (in.rows == 0 || in.out == 0) return nullptr;
   if (const Error error = Check(in)) return error;
   const HopperDevice device = CurrentHopper();
-  if (in.plain.data != nullptr && device.is_there && HopperTakesRow(in)) {
-    return ScaledRow(in, out, out_type, device.processors, stream);
+  const bool is_taken = device.is_there && HopperTakesScaled(in, out, out_type);
+  if (is_taken && in.plain.data != nullptr && HopperTakesRow(in)) {
+    return ScaledRow(in, out, device.processors, stream);
   }
-  const bool is_taken = device.is_there && HopperTakesScaled(in, out_type);
   const ScaledWay by = way != nullptr ? *way
                        : is_taken     ? WayFor(in, device.processors)
                                       : ScaledWay::kAnyGpu;
-  if (in.beside.rows > 0 && !(is_taken && IsTurned(by) && LiesBehind(in, out, out_type))) {
+  if (in.beside.rows > 0 && !(is_taken && by != ScaledWay::kAnyGpu && LiesBehind(in, out, out_type))) {
     ScaledMatmulInput alone = AloneOf(in);
     if (IsOfTheSameRows(in)) {
       if (const Error error = QuantisePlain(in, 0, out_type, stream)) return error;
@@ -154,8 +144,7 @@ Error Run(const ScaledWay* way, ScaledMatmulInput in, const Rows& out, ElementTy
   }
   if (by == ScaledWay::kAnyGpu) return ScaledOnAnyGpu(in, out, out_type, stream);
   if (!is_taken) return "the kernels for Hopper do not take this product";
-  return by == ScaledWay::kFew32x8 ? ScaledFew(in, out, out_type, device.processors, stream)
-                                   : ScaledTurned(by, in, out, out_type, device.processors, stream);
+  return ScaledTurned(by, in, out, device.processors, stream);
 }
 
 }  // namespace

@@ -20,18 +20,17 @@ Error Quantise(const QuantiseInput& in, const ScaledRows& out, Stream stream) {
                                  reinterpret_cast<E4m3*>(out.values),
                                  out.scales,
                                  in.x.stride,
-                                 BytesOfRow(in.columns, out.has_halves),
                                  in.columns,
                                  in.group,
-                                 groups,
-                                 out.has_halves};
+                                 groups};
   const int64_t across = DivideUp<int64_t>(groups, kQuantiseWarps);
   if (across > kMostGridRows) return "x has too many columns";
   const Grid grid{dim3(static_cast<unsigned>(in.rows), static_cast<unsigned>(across)),
                   kQuantiseWarps * kWarp};
   if (groups == 1) return LaunchEarly(QuantiseKernel<E, true>, grid, stream, params);
   constexpr int64_t kFour = alignof(Packed<E, 4>);
-  const bool are_fours = in.group == kScaledRange && out.has_halves &&
+  const bool are_fours = in.group == kScaledRange && in.columns % 4 == 0 &&
+                         reinterpret_cast<uintptr_t>(out.values) % 4 == 0 &&
                          reinterpret_cast<uintptr_t>(in.x.data) % kFour == 0 &&
                          in.x.stride % 4 == 0;
   return are_fours ? LaunchEarly(QuantiseFoursKernel<E>, grid, stream, params)
@@ -102,7 +101,6 @@ Error QuantiseRows(const QuantiseInput& in, const ScaledRows& out, Stream stream
   if (in.rows == 0 || in.columns == 0) return nullptr;
   if (in.rows > kMostScaledRows) return "x has too many rows";
   if (const Error error = CheckScaledGroup(in.group, in.columns)) return error;
-  if (out.has_halves && !IsOnVectors(out.values)) return "values with halves must lie on 16 bytes";
   return ForElement(in.type,
                     [&](auto element) { return Quantise<decltype(element)>(in, out, stream); });
 }

@@ -12,21 +12,10 @@ constexpr int64_t kScaledGroup = 128;
 constexpr int kBlockShift = 7;  // of rows of a weight that share a scale: a block has as many rows
 static_assert(1 << kBlockShift == kScaledGroup);
 
-// A row's numbers, and behind them maybe the same once more as halves: where columns are a multiple
-// of 16. These lie as the tensor cores take them (quantise.cuh), 64 columns together, of the last
-// maybe zeros.
 struct ScaledRows {
-  uint8_t* values;  // [rows, BytesOfRow], contiguous
+  uint8_t* values;  // [rows, columns], contiguous
   float* scales;    // [rows, groups], contiguous
-  bool has_halves = false;
 };
-constexpr int64_t kHalvesColumns = 64;
-inline int64_t HalvesOfRow(int64_t columns) {
-  return (columns + kHalvesColumns - 1) / kHalvesColumns * kHalvesColumns;
-}
-inline int64_t BytesOfRow(int64_t columns, bool has_halves) {
-  return columns + (has_halves ? 2 * HalvesOfRow(columns) : 0);
-}
 
 struct QuantiseInput {
   Rows x;
@@ -51,7 +40,7 @@ struct ScaledBeside {
 
 struct ScaledMatmulInput {
   ScaledRows x;       // [rows, in]; with `row` of any number
-  ScaledRows weight;  // [out, in], gated [2 out, in]; of experts one after the other; no halves
+  ScaledRows weight;  // [out, in], gated [2 out, in]; of experts one after the other
   int64_t rows;       // of the output
   int64_t in;
   int64_t out;  // columns of the output

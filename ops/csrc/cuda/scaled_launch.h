@@ -11,7 +11,6 @@ namespace baton_ops::cuda {
 template <class Out>
 ScaledParams<Out> ScaledParamsOf(const ScaledMatmulInput& in, const Rows& out) {
   return {in.x.values,
-          BytesOfRow(in.in, in.x.has_halves),
           in.x.scales,
           in.weight.values,
           in.weight.scales,

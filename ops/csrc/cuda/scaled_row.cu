@@ -19,12 +19,18 @@ Error LaunchWay(const ScaledMatmulInput& in, const Rows& out, int processors, St
   const ScaledParams<Out> params = ScaledParamsOf<Out>(in, out);
   const ScaledBeside& beside = in.beside;
   const bool has_beside = beside.weight.values != nullptr;
+  CUtensorMap map_weight, map_beside;
+  ByteStack weight{in.weight.values, std::max<int64_t>(in.experts, 1), in.out, in.in, in.is_gated};
+  if (const Error error = DescribeRanges(weight, kRowTile, &map_weight)) return error;
+  if (has_beside) weight.data = beside.weight.values;
+  if (has_beside) weight.matrices = 1;
+  if (const Error error = DescribeRanges(weight, kRowTile, &map_beside)) return error;
   const int64_t columns = in.out / Way::kOutColumns;
   const int64_t tiles = (in.rows + (has_beside ? 1 : 0)) * columns;
-  RowScaledRows<Out> rows{
+  RowScaledRows rows{
       static_cast<const Out*>(in.plain.data), 0, 0, in.are_starts_known,
-      RowScaledBeside<Out>{static_cast<const Out*>(beside.plain.data), beside.weight.values,
-                           beside.weight.scales, static_cast<Out*>(beside.out.data)}};
+      RowScaledBeside{has_beside, static_cast<const Out*>(beside.plain.data), beside.weight.scales,
+                      static_cast<Out*>(beside.out.data)}};
   int64_t blocks = std::min<int64_t>(tiles, processors);
   if (HasOwnRows(in)) {
     const int64_t chunk = std::min(columns, DivideUp<int64_t>(tiles, processors));
@@ -33,18 +39,18 @@ Error LaunchWay(const ScaledMatmulInput& in, const Rows& out, int processors, St
     blocks = DivideUp(tiles, chunk);
   }
   constexpr int kMost = Way::SharedBytes(kMostRowColumns / kScaledRange, 1);
-  static_assert(kMost > Way::SharedBytes(kMostRowColumns / kScaledRange / 2, 2));
+  static_assert(kMost >= Way::SharedBytes(kMostRowColumns / kScaledRange / 2, 2));
   if (const Error error = AllowSharedMemory<RowScaledKernel<Way>>(kMost)) return error;
-  const HopperGrid grid{static_cast<int>(blocks), kRowScaledThreads,
+  const HopperGrid grid{static_cast<int>(blocks), kRowThreads,
                         Way::SharedBytes(params.groups, rows.chunk > 0 ? 2 : 1)};
-  return LaunchOnHopper<RowScaledKernel<Way>>(grid, stream, params, rows);
+  return LaunchOnHopper<RowScaledKernel<Way>>(grid, stream, map_weight, map_beside, params, rows);
 }
 
 }  // namespace
 
 bool HopperTakesRow(const ScaledMatmulInput& in) {
   const bool has_own = HasOwnRows(in);
-  const int64_t columns = kFewScaledColumns / (in.is_gated ? 2 : 1);
+  const int64_t columns = kRowTile / (in.is_gated ? 2 : 1);
   const int64_t most_rows = in.experts == 0 ? 1 : has_own ? kMostOwnRows : kMostRowPairs;
   const int64_t most_columns = has_own ? kMostRowColumns / 2 : kMostRowColumns;
   const bool fits = in.in % kScaledGroup == 0 && in.in <= most_columns &&
@@ -60,13 +66,9 @@ bool HopperTakesRow(const ScaledMatmulInput& in) {
   return fits && (is_one || is_each) && IsOnVector(in.weight.values) && fits_beside;
 }
 
-Error ScaledRow(const ScaledMatmulInput& in, const Rows& out, ElementType out_type, int processors,
-                Stream stream) {
-  return ForElement(out_type, [&](auto element) {
-    using E = decltype(element);
-    return in.is_gated ? LaunchWay<RowScaledWay<E, true>>(in, out, processors, stream)
-                       : LaunchWay<RowScaledWay<E, false>>(in, out, processors, stream);
-  });
+Error ScaledRow(const ScaledMatmulInput& in, const Rows& out, int processors, Stream stream) {
+  return in.is_gated ? LaunchWay<RowScaledWay<true>>(in, out, processors, stream)
+                     : LaunchWay<RowScaledWay<false>>(in, out, processors, stream);
 }
 
 }  // namespace baton_ops::cuda

@@ -24,13 +24,12 @@ Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int proces
   if (has_beside) beside.matrices = 1;
   if (const Error error = DescribeStack(beside, Way::kTileWeight, &map_beside)) return error;
   // Of rows that are named one by one how many there are is not known, and nobody loads them by it.
-  const int64_t stride = BytesOfRow(in.in, true), rows = in.rows + in.beside.rows;
-  const BFloat16Matrix x{in.x.values + in.in, in.row == nullptr ? rows : 1, HalvesOfRow(in.in),
-                         stride / 2};
-  if (const Error error = DescribeBlocks(x, Way::kTileX, &map_x)) return error;
+  const int64_t rows = in.row == nullptr ? in.rows + in.beside.rows : 1;
+  if (const Error error = DescribeBytes(in.x.values, rows, in.in, Way::kTileX, &map_x)) {
+    return error;
+  }
   const int64_t groups = DivideUp<int64_t>(in.in, in.group);
-  const TurnedInput input{in.x.values + in.in,
-                          stride,
+  const TurnedInput input{in.x.values,
                           in.x.scales,
                           in.weight.scales,
                           in.row,
@@ -60,24 +59,18 @@ Error Launch(const ScaledMatmulInput& in, const MatmulOutput& out, int processor
 
 }  // namespace
 
-bool HopperTakesScaled(const ScaledMatmulInput& in, ElementType out_type) {
-  return in.in % 16 == 0 && in.x.has_halves && IsOnVector(in.x.values) &&
-         IsOnVector(in.weight.values) && in.experts <= kMostGroups && in.out <= kMostScaledRows &&
-         !(in.is_gated && out_type == ElementType::kFloat32);
+bool HopperTakesScaled(const ScaledMatmulInput& in, const Rows& out, ElementType out_type) {
+  return out_type == ElementType::kBFloat16 && in.in % 16 == 0 && in.out % 8 == 0 &&
+         IsOnVector(in.x.values) && IsOnVector(in.weight.values) && IsOnVector(out.data) &&
+         out.stride % 8 == 0 && in.experts <= kMostGroups && in.out <= kMostScaledRows;
 }
 
-Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& to, ElementType out_type,
-                   int processors, Stream stream) {
-  const bool is_wide = IsOnVector(to.data) && to.stride % 8 == 0 && in.out % 8 == 0;
-  const MatmulOutput out{to.data,
-                         to.stride,
-                         static_cast<int>(in.rows),
-                         static_cast<int>(in.out),
-                         out_type == ElementType::kFloat32,
-                         is_wide};
+Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& to, int processors,
+                   Stream stream) {
+  const MatmulOutput out{to.data, to.stride, static_cast<int>(in.rows), static_cast<int>(in.out),
+                         false,   true};
   switch (way) {
     case ScaledWay::kAnyGpu:
-    case ScaledWay::kFew32x8:
       break;
     case ScaledWay::k64x16:
       return Launch<TurnedTile, 1, 8>(in, out, processors, stream);

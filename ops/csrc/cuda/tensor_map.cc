@@ -48,13 +48,6 @@ Error Describe(const BFloat16Matrix& matrix, int box_rows, CUtensorMapL2promotio
                        {matrix.stride}, {64, static_cast<cuuint32_t>(box_rows)}, promotion, map);
 }
 
-Error DescribeBlocks(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map) {
-  return DescribeAs<3>(kBFloat16, 2, matrix.data,
-                       {64, Size(matrix.rows), Size(matrix.columns / 64)}, {matrix.stride, 64},
-                       {64, static_cast<cuuint32_t>(box_rows), 2},
-                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, map);
-}
-
 Error DescribePairs(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map) {
   const int64_t half = matrix.rows / 2;
   return DescribeAs<4>(kBFloat16, 2, matrix.data, {Size(matrix.columns), 8, 2, Size(half / 8)},
@@ -64,12 +57,33 @@ Error DescribePairs(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map
 }
 
 Error DescribeStack(const ByteStack& stack, int box_rows, CUtensorMap* map) {
+  constexpr int64_t kBlock = 8;
   const int64_t turns = stack.is_paired ? 2 : 1, half = stack.rows * stack.columns;
-  const auto box_turns = static_cast<cuuint32_t>(turns);
-  return DescribeAs<4>(kBytes, 1, stack.data,
-                       {Size(stack.columns), Size(turns), Size(stack.rows), Size(stack.matrices)},
-                       {half, stack.columns, turns * half},
-                       {128, box_turns, static_cast<cuuint32_t>(box_rows) / box_turns, 1},
+  const auto blocks = static_cast<cuuint32_t>(box_rows / (turns * kBlock));
+  return DescribeAs<5>(kBytes, 1, stack.data,
+                       {Size(stack.columns), Size(kBlock), Size(turns), Size(stack.rows / kBlock),
+                        Size(stack.matrices)},
+                       {stack.columns, half, kBlock * stack.columns, turns * half},
+                       {128, kBlock, static_cast<cuuint32_t>(turns), blocks, 1},
+                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, map);
+}
+
+Error DescribeRanges(const ByteStack& stack, int box_rows, CUtensorMap* map) {
+  constexpr int64_t kRange = 128;
+  const int64_t turns = stack.is_paired ? 2 : 1, half = stack.rows * stack.columns;
+  return DescribeAs<5>(kBytes, 1, stack.data,
+                       {Size(kRange), Size(stack.rows), Size(turns), Size(stack.columns / kRange),
+                        Size(stack.matrices)},
+                       {stack.columns, half, kRange, turns * half},
+                       {kRange, static_cast<cuuint32_t>(box_rows / turns),
+                        static_cast<cuuint32_t>(turns), 2, 1},
+                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, map);
+}
+
+Error DescribeBytes(const void* data, int64_t rows, int64_t columns, int box_rows,
+                    CUtensorMap* map) {
+  return DescribeAs<2>(kBytes, 1, data, {Size(columns), Size(rows)}, {columns},
+                       {128, static_cast<cuuint32_t>(box_rows)},
                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, map);
 }
 

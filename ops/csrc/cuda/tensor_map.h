@@ -25,9 +25,6 @@ struct BFloat16Matrix {
 Error Describe(const BFloat16Matrix& matrix, int box_rows, CUtensorMapL2promotion promotion,
                CUtensorMap* map);
 
-// Describes it, of 64 columns or a multiple, by blocks of 64 columns: boxes are of two of them.
-Error DescribeBlocks(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map);
-
 // Describes its two halves, whose rows are a multiple of 8, as pairs of blocks of 8 rows, one of
 // each half: so boxes of `box_rows` rows take them in turns.
 Error DescribePairs(const BFloat16Matrix& matrix, int box_rows, CUtensorMap* map);
@@ -41,9 +38,17 @@ struct ByteStack {
   bool is_paired;  // each has as many rows again behind these
 };
 
-// Describes them in boxes of 128 columns and `box_rows` rows of one of them; where it is paired
-// rows of both halves take turns in a box.
+// Describes them in boxes of 128 columns and `box_rows` rows of one of them, by blocks of 8 rows, of
+// which rows are a multiple; where it is paired a block of either half comes in turn.
 Error DescribeStack(const ByteStack& stack, int box_rows, CUtensorMap* map);
+
+// Describes them by ranges of 128 columns, of which columns are a multiple: boxes are of two ranges
+// of `box_rows` rows, where it is paired half of them of either half.
+Error DescribeRanges(const ByteStack& stack, int box_rows, CUtensorMap* map);
+
+// Describes rows of bytes, 16-byte aligned, columns a multiple of 16, in boxes of 128 columns.
+Error DescribeBytes(const void* data, int64_t rows, int64_t columns, int box_rows,
+                    CUtensorMap* map);
 
 }  // namespace baton_ops::cuda
 

@@ -134,7 +134,7 @@ class DecodeConsumer : DecodeWork {
 #pragma unroll
       for (int j = 0; j < 32; ++j) MadeOf(j) *= alpha;
 #pragma unroll
-      for (int j = 0; j < 16; ++j) weights_[j * 2] = Packed(scores_[j * 4], scores_[j * 4 + 1]);
+      for (int j = 0; j < 16; ++j) weights_[j * 2] = PackedPair(scores_[j * 4], scores_[j * 4 + 1]);
       Weigh(run.context - first_key);
     }
     return row;
@@ -199,7 +199,7 @@ class DecodeConsumer : DecodeWork {
       uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        words[i] = Packed(total_[(j + i) * 2] * share, total_[(j + i) * 2 + 1] * share);
+        words[i] = PackedPair(total_[(j + i) * 2] * share, total_[(j + i) * 2 + 1] * share);
       }
       TransposeQuad(words, quad_);
       if (row_ < shape_.UsedRows()) {

@@ -177,7 +177,7 @@ class DecodeFewConsumer : DecodeWork {
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       *reinterpret_cast<uint32_t*>(own + j / 8 * DecodeFewShared::kHalf + (j % 8 ^ row_) * 16) =
-          Packed(scores[j * 4], scores[j * 4 + 1]);
+          PackedPair(scores[j * 4], scores[j * 4 + 1]);
     }
   }
 

@@ -11,6 +11,7 @@
 namespace baton_ops::cuda {
 
 constexpr float kLargestE4m3 = 448.0f;
+constexpr int kScaledRange = 128;  // of numbers with scales: what is summed before it is scaled
 
 struct E4m3 {
   uint8_t bits;

@@ -51,8 +51,8 @@ struct FewTurnedTile {
       const int column = first + half * 8, at = half * 2;
       if constexpr (kGated) {
         if (column >= kStep) continue;
-        const uint32_t gates = Packed(sums[0][at], sums[0][at + 1]);
-        const uint32_t ups = Packed(sums[1][at], sums[1][at + 1]);
+        const uint32_t gates = PackedPair(sums[0][at], sums[0][at + 1]);
+        const uint32_t ups = PackedPair(sums[1][at], sums[1][at + 1]);
         StoreRows(out, row, place.column + column, SiluMulPair(gates, ups));
       } else {
 #pragma unroll
@@ -75,7 +75,7 @@ struct FewTurnedTile {
   }
   static __device__ __forceinline__ void StoreSums(const MatmulOutput& out, int row, int column,
                                                    float low, float high) {
-    if (!out.is_fp32) return StoreRows(out, row, column, Packed(low, high));
+    if (!out.is_fp32) return StoreRows(out, row, column, PackedPair(low, high));
     if (column >= out.n) return;
     float* to = static_cast<float*>(out.data) + row * out.stride + column;
     if (row < out.m) to[0] = low;

@@ -15,7 +15,7 @@ namespace baton_ops::cuda {
 __device__ __forceinline__ uint32_t SiluMulPair(uint32_t gates, uint32_t ups) {
   const auto low = [](uint32_t word) { return __uint_as_float(word << 16); };
   const auto high = [](uint32_t word) { return __uint_as_float(word & 0xffff0000u); };
-  return Packed(SiluMulInLine(low(gates), low(ups)), SiluMulInLine(high(gates), high(ups)));
+  return PackedPair(SiluMulInLine(low(gates), low(ups)), SiluMulInLine(high(gates), high(ups)));
 }
 
 // Stores two neighbours of a row, wherever it begins.
@@ -43,8 +43,8 @@ struct GatedTile {
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i) {
       const int at = i % kBlocks * 4 + i / kBlocks * 2, up = at + kBlocks * 4;
-      gates[i] = Packed(sums[at], sums[at + 1]);
-      ups[i] = Packed(sums[up], sums[up + 1]);
+      gates[i] = PackedPair(sums[at], sums[at + 1]);
+      ups[i] = PackedPair(sums[up], sums[up + 1]);
     }
   }
 

@@ -145,13 +145,23 @@ __device__ __forceinline__ void LoadPairs(void* to, const CUtensorMap* map, int 
       : "memory");
 }
 
-// Loads a box of a matrix that is described as a stack of such, in pairs of rows or one by one.
+// Loads a box of a stack of matrices that are described by blocks of kPairRows rows.
 __device__ __forceinline__ void LoadOfStack(void* to, const CUtensorMap* map, int column, int row,
                                             int nth, uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(SharedAddress(to)),
-      "l"(map), "r"(column), "r"(0), "r"(row), "r"(nth), "r"(SharedAddress(barrier))
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %3, %4, %5}], [%6];" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(0), "r"(row / kPairRows), "r"(nth), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
+// Loads a box of a stack of matrices that are described by ranges of 128 columns.
+__device__ __forceinline__ void LoadRanges(void* to, const CUtensorMap* map, int row, int range,
+                                           int nth, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %2, %4, %5}], [%6];" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(0), "r"(row), "r"(range), "r"(nth), "r"(SharedAddress(barrier))
       : "memory");
 }
 
@@ -175,6 +185,25 @@ class UniformDescriptor {
   __device__ __forceinline__ uint64_t BehindVectors(int count) const {
     constexpr uint64_t kHigh = uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
     return kHigh | (low_ + static_cast<uint32_t>(count));
+  }
+  // That of the place so many bytes behind, a multiple of 16.
+  __device__ __forceinline__ UniformDescriptor Stage(int bytes) const {
+    return UniformDescriptor(low_ + static_cast<uint32_t>(bytes >> 4));
+  }
+
+ private:
+  __device__ __forceinline__ explicit UniformDescriptor(uint32_t low) : low_(low) {}
+  uint32_t low_;
+};
+
+// Describes eight rows of 16 bytes that follow each other, each time so many bytes further in depth:
+// not swizzled, on 16 bytes. All lanes agree on the place.
+class PlainDescriptor {
+ public:
+  __device__ __forceinline__ PlainDescriptor(const void* p, int next_bytes)
+      : low_(__shfl_sync(~0u, (SharedAddress(p) & 0x3FFFF) >> 4 | (next_bytes >> 4) << 16, 0)) {}
+  __device__ __forceinline__ uint64_t Behind(int bytes) const {
+    return uint64_t{128 >> 4} << 32 | (low_ + static_cast<uint32_t>(bytes >> 4));
   }
 
  private:
@@ -208,7 +237,7 @@ __device__ __forceinline__ void AwaitProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
-__device__ __forceinline__ uint32_t Packed(float low, float high) {
+__device__ __forceinline__ uint32_t PackedPair(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }

@@ -122,7 +122,7 @@ class LatentMade {
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          words[i] = Packed(__fmul_rn(At(j + i, half * 2), share[half]),
+          words[i] = PackedPair(__fmul_rn(At(j + i, half * 2), share[half]),
                             __fmul_rn(At(j + i, half * 2 + 1), share[half]));
         }
         TransposeQuad(words, quad);

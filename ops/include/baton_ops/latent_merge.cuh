@@ -59,7 +59,7 @@ class LeftTotal {
 
  private:
   __device__ __forceinline__ static void Pair(__nv_bfloat16* to, float a, float b, float share) {
-    *reinterpret_cast<uint32_t*>(to) = Packed(__fmul_rn(a, share), __fmul_rn(b, share));
+    *reinterpret_cast<uint32_t*>(to) = PackedPair(__fmul_rn(a, share), __fmul_rn(b, share));
   }
 
   SoftmaxRow low_, high_;

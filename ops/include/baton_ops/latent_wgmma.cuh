@@ -211,7 +211,7 @@ class LatentConsumer {
     const float low = Soften(rows_[0], scores_, 0, scale_log2_);
     const float high = Soften(rows_[1], scores_, 1, scale_log2_);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) weights_[i] = Packed(scores_[i * 2], scores_[i * 2 + 1]);
+    for (int i = 0; i < 16; ++i) weights_[i] = PackedPair(scores_[i * 2], scores_[i * 2 + 1]);
     Tell();
     made_.Scale(low, high);
     ClearBehind(there);

@@ -36,7 +36,7 @@ __device__ __forceinline__ void StorePair(const MatmulOutput& out, int row, int 
   if (out.is_fp32) {
     *reinterpret_cast<float2*>(static_cast<float*>(out.data) + at) = make_float2(low, high);
   } else {
-    *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(out.data) + at) = Packed(low, high);
+    *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(out.data) + at) = PackedPair(low, high);
   }
 }
 
@@ -76,7 +76,7 @@ __device__ __forceinline__ void StoreTile(const float (&sums)[kWidth / 2], const
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at = (j + i) * 4 + half * 2;
-        words[i] = Packed(sums[at], sums[at + 1]);
+        words[i] = PackedPair(sums[at], sums[at + 1]);
       }
       StoreQuad(out, r, first_column + j * 8, words, q);
     }

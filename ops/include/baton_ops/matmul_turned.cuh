@@ -38,7 +38,7 @@ __device__ __forceinline__ void StoreTurnedTile(const float (&sums)[kWidth / 2],
     uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      words[i] = TurnBlock(Packed(sums[j * 4 + i * 2], sums[j * 4 + i * 2 + 1]));
+      words[i] = TurnBlock(PackedPair(sums[j * 4 + i * 2], sums[j * 4 + i * 2 + 1]));
     }
     // Lane q of a quad stores block q of the four: of rows j or j + 1, and columns of half q % 2.
     const int row = first_row + (j + q / 2) * 8 + lane / 4, column = first_column + q % 2 * 8;
@@ -60,8 +60,8 @@ __device__ __forceinline__ void StoreTurnedGated(const float (&sums)[kWidth / 2]
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = (j + i) * 4;
-      const uint32_t gates = Packed(sums[at], sums[at + 1]),
-                     ups = Packed(sums[at + 2], sums[at + 3]);
+      const uint32_t gates = PackedPair(sums[at], sums[at + 1]),
+                     ups = PackedPair(sums[at + 2], sums[at + 3]);
       words[i] = TurnBlock(SiluMulPair(gates, ups));
     }
     if (out.is_wide) {

@@ -7,8 +7,7 @@
 
 namespace baton_ops::cuda {
 
-// Of numbers with scales: what is summed before it is scaled, and what a lane has 16 of.
-constexpr int kScaledRange = 128, kScaledHalf = 64;
+constexpr int kScaledHalf = kScaledRange / 2;  // what a lane has 16 of
 
 // Two numbers, the one in the lower byte first, as halves.
 __device__ __forceinline__ uint32_t HalvesOf(uint32_t pair) {

@@ -259,7 +259,7 @@ class PromptConsumer {
   __device__ __forceinline__ void Pack() {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      weights_[i] = Packed(scores_[i * 2], scores_[i * 2 + 1]);
+      weights_[i] = PackedPair(scores_[i * 2], scores_[i * 2 + 1]);
     }
   }
 
@@ -293,7 +293,7 @@ class PromptConsumer {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = (j + i) * 4 + h * 2;
-          words[i] = Packed(made_[at] * share, made_[at + 1] * share);
+          words[i] = PackedPair(made_[at] * share, made_[at + 1] * share);
         }
         TransposeQuad(words, quad_);
         if (query < shape_.queries) {

@@ -1,8 +1,6 @@
 // Rows to e4m3, with a scale for each group of columns: the group's largest / 448. A warp has a
 // group, or where a row is one a block. Where the scale is 0 the numbers are; a NaN or an infinity
-// breaks the group's scale and no other. Halves, of the same numbers, lie as scaled_turned.cuh
-// multiplies them: of 64 columns, which four lanes of a tensor core's product have 16 each of,
-// those first of which the lanes have the first four.
+// breaks the group's scale and no other.
 #ifndef BATON_OPS_QUANTISE_CUH_
 #define BATON_OPS_QUANTISE_CUH_
 
@@ -22,20 +20,13 @@ constexpr int64_t kRehearsedRows = 64;
 template <class E>
 struct QuantiseParams {
   const E* x;
-  E4m3* values;              // [rows, columns], with halves behind each row's
-  float* scales;             // [rows, groups]
-  int64_t x_stride, stride;  // the latter of values
+  E4m3* values;   // [rows, columns]
+  float* scales;  // [rows, groups]
+  int64_t x_stride;
   int64_t columns;
   int64_t group;  // columns of each, the last maybe fewer
   int64_t groups;
-  bool has_halves;
 };
-
-// Where the halves of a column, a multiple of four, and the next one lie, of a row's; those of the
-// two columns behind them are 8 further.
-__device__ __forceinline__ int64_t PlaceOfHalf(int64_t column) {
-  return column / 64 * 64 + column / 4 % 4 * 16 + column / 16 % 4 * 2;
-}
 
 // The larger, or NaN if one is.
 __device__ __forceinline__ float LargerOrNan(float a, float b) { return b > a || b != b ? b : a; }
@@ -52,19 +43,6 @@ template <class E>
 __device__ __forceinline__ E4m3 Quantised(E value, float scale) {
   return scale == 0.0f ? E4m3{0} : ToE4m3(__fdiv_rn(ToFloat(value), scale));
 }
-
-// Stores four columns' numbers, and their halves, which are two pairs, behind a row's.
-__device__ __forceinline__ void StoreFour(E4m3* values, int64_t columns, int64_t at,
-                                          uint32_t four) {
-  if (at < columns) *reinterpret_cast<uint32_t*>(values + at) = four;
-  auto* halves = reinterpret_cast<uint16_t*>(values + columns);
-  auto* pairs = reinterpret_cast<uint32_t*>(halves + PlaceOfHalf(at));
-  pairs[0] = HalvesOf(four);
-  pairs[4] = HalvesOf(four >> 16);
-}
-
-// Where a row's halves end, of a group that ends there or before.
-__device__ __forceinline__ int64_t FilledUp(int64_t end) { return (end + 63) / 64 * 64; }
 
 // Grid: (rows; groups, kQuantiseWarps a block, or one where a row is a group).
 template <class E, bool kIsWhole>
@@ -91,24 +69,11 @@ __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseKernel(Quantise
   }
   const float scale = __fdiv_rn(largest, kLargestE4m3);
   if (lane == 0) p.scales[row * p.groups + group] = scale;
-  E4m3* values = p.values + row * p.stride;
-  if (!p.has_halves) {
-    for (int64_t i = first + lane; i < end; i += kThreads) values[i] = Quantised(x[i], scale);
-    return;
-  }
-  for (int64_t i = first + lane * 4; i < FilledUp(end); i += kThreads * 4) {
-    uint32_t four = 0;
-    if (i < end) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        four |= static_cast<uint32_t>(Quantised(x[i + j], scale).bits) << 8 * j;
-      }
-    }
-    StoreFour(values, p.columns, i, four);
-  }
+  E4m3* values = p.values + row * p.columns;
+  for (int64_t i = first + lane; i < end; i += kThreads) values[i] = Quantised(x[i], scale);
 }
 
-// The same of groups of kScaledRange, with halves, where four columns are a vector: each lane has
+// The same of groups of kScaledRange where four columns are a vector: each lane has
 // four, which it reads once. The first rows' do all twice: the first time is for nobody, while the
 // kernel before still runs, and leaves nothing but this code in the caches, which that one's
 // weights have driven it out of.
@@ -145,7 +110,7 @@ __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseFoursKernel(Qua
     }
     if (!is_real) continue;
     if (lane == 0) p.scales[row * p.groups + group] = scale;
-    if (at < FilledUp(p.columns)) StoreFour(p.values + row * p.stride, p.columns, at, four);
+    if (at < p.columns) *reinterpret_cast<uint32_t*>(p.values + row * p.columns + at) = four;
   }
 }
 

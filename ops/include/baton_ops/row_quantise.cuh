@@ -53,11 +53,12 @@ __device__ __forceinline__ float QuantiseQuad(const Packed<E, kRowQuad>& quad, u
   return scale;
 }
 
-// Rows as halves, in their own order, and their scales, by a block of kWarps: `count` ranges, of
-// which those from `ranges` on are of the row `next`. Loads come before what is made of them.
-template <int kWarps, int kMostRanges, class E>
+// Rows and their scales, by a block of kWarps: `count` ranges, of which those from `ranges` on are
+// of the row `next`. `place(range, column)`: where four columns' numbers go. Loads come before what
+// is made of them.
+template <int kWarps, int kMostRanges, class E, class Place>
 __device__ __forceinline__ void QuantiseRows(const E* x, const E* next, int ranges, int count,
-                                             uint16_t* halves, float* scales) {
+                                             float* scales, const Place& place) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   Packed<E, kRowQuad> quads[kMostRanges] = {};
 #pragma unroll
@@ -75,9 +76,7 @@ __device__ __forceinline__ void QuantiseRows(const E* x, const E* next, int rang
     if (range >= count) break;
     uint32_t numbers;
     const float scale = QuantiseQuad(quads[i], numbers);
-    const Packed<uint32_t, 2> pairs{HalvesOf(numbers), HalvesOf(numbers >> 16)};
-    uint16_t* to = halves + range * kScaledRange + lane * kRowQuad;
-    *reinterpret_cast<Packed<uint32_t, 2>*>(to) = pairs;
+    *reinterpret_cast<uint32_t*>(place(range, lane * kRowQuad)) = numbers;
     if (lane == 0) scales[range] = scale;
   }
 }

@@ -150,7 +150,7 @@ class TurnedFeed {
 
  private:
   static constexpr int kWeightThread = 0, kXThread = 32;
-  static constexpr int kItems = Way::kTileX / 8;  // of 16 bytes, of each row by 16 threads
+  static constexpr int kItems = Way::kTileX / 16;  // of 16 bytes, of each row by 8 threads
 
   // Asks for the scales of the first tile's rows of the weight to be brought near.
   __device__ void BringScales() const {
@@ -184,7 +184,7 @@ class TurnedFeed {
       uint64_t* full = ring_.x_full + stage.s;
       Await(ring_.x_empty + stage.s, stage.phase ^ 1);
       ExpectBytes(full, Way::kXBytes);
-      LoadBoxes(ring_.x + stage.s * Way::kXBytes, map_x_, turn.place.row, turn.k * 2, full);
+      LoadBox(ring_.x + stage.s * Way::kXBytes, map_x_, turn.k * kScaledRange, turn.place.row, full);
     }
   }
 
@@ -223,21 +223,22 @@ class TurnedFeed {
     scales_of_weight_ = in_.ScalesOfWeight<Way::kGated>(place, share_.n, mine);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      rows_[i] = static_cast<int>(in_.RowOfX(place, i * 8 + mine / 16));
+      rows_[i] = static_cast<int>(in_.RowOfX(place, i * 16 + mine / 8));
     }
   }
 
-  // Sixteen threads have a row, eight of them each half of it, swizzled as by the copy engine.
+  // Eight threads have a row, swizzled as by the copy engine.
   __device__ __forceinline__ void CopyX(const TurnedTurn<Way>& turn, uint8_t* to) const {
-    const int half = threadIdx.x / 8 % 2, chunk = threadIdx.x % 8, in_block = threadIdx.x / 16;
-    const int at = turn.k * kScaledRange + half * kScaledHalf;
+    const int chunk = threadIdx.x % 8, in_block = threadIdx.x / 8;
+    const int at = turn.k * kScaledRange + chunk * 16;
     const bool is_there = at < in_.in;
-    const uint8_t* from = in_.halves + (is_there ? at * 2 + chunk * 16 : 0);
-    to += half * (Way::kXBytes / 2) + in_block * kTurnedRowBytes + (chunk ^ in_block) * 16;
+    const uint8_t* from = in_.x + (is_there ? at : 0);
+    to += in_block * kTurnedRowBytes + (chunk ^ in_block % 8) * 16;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      if (turn.place.row + i * 8 >= turn.place.end_row) break;
-      BeginCopyOrZeros(to + i * (8 * kTurnedRowBytes), from + rows_[i] * in_.stride, is_there);
+      if (turn.place.row + i * 16 >= turn.place.end_row) break;
+      BeginCopyOrZeros(to + i * (16 * kTurnedRowBytes), from + int64_t{rows_[i]} * in_.in,
+                       is_there);
     }
   }
 

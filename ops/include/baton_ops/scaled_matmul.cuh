@@ -21,12 +21,6 @@ namespace baton_ops::cuda {
 constexpr int kScaledWarps = 8, kScaledThreads = kScaledWarps * kWarp;
 constexpr int kSplitColumns = kScaledTiles * kScaledTileColumns, kSplitPitch = kSplitColumns + 8;
 
-// silu(gate) * up, of sums as they would be stored.
-template <class Out>
-__device__ __forceinline__ Out ScaledGate(float gate, float up) {
-  return Rounded<Out>(SiluMulOf(ToFloat(Rounded<Out>(gate)), ToFloat(Rounded<Out>(up))));
-}
-
 // Adds what the block's warps made of their ranges of this round, in order. A thread has of each
 // block of rows one row and two columns, half a tile's columns apart.
 template <int kBlocks>

@@ -24,14 +24,14 @@ class RangesMultiply {
         is_copied_(in.row != nullptr),
         turns_((share.steps + kAtOnce - 1) / kAtOnce),
         count_(share.Mine() * turns_),
-        rows_(warp_row_, lane_) {}
+        weight_(ring.weight),
+        x_(ring.x) {}
 
   __device__ void Run() {
     if (group_ >= count_) return;
     MoveBy(group_);
     weight_stage_.Advance(Range());
     stage_.Advance(Range());
-    Load();
 #pragma unroll 1
     for (int turn = group_; turn < count_; turn += Way::kGroups) Turn(turn);
   }
@@ -44,40 +44,37 @@ class RangesMultiply {
   __device__ __forceinline__ void Turn(int turn) {
     const int k = k_, tile = tile_, range = Range();
     const bool are_two = kAtOnce == 2 && k + 1 < share_.steps;
-    const bool is_last = k + kAtOnce >= share_.steps, has_next = turn + Way::kGroups < count_;
+    const bool is_last = k + kAtOnce >= share_.steps;
     MoveBy(Way::kGroups);
     const int behind = kAtOnce == 1 ? Way::kGroups : Range() - range - (are_two ? 1 : 0);
     float first[kSums], sums[kSums];
-    if (are_two) Multiply(first, 1, true);
-    const TurnedScales<kColumns> of_range = Multiply(sums, behind, has_next);
+    if (are_two) Multiply(first, 1);
+    const TurnedScales<kColumns> of_range = Multiply(sums, behind);
     if (turn > 0) TakeTurn();
     AddTo(first, sums, are_two, k == 0, is_last);
     if (turn + 1 < count_) GiveTurn();
     if (is_last) Store(tile, of_range, sums);
   }
 
-  // Makes the sums of the range that it has, scaled, and returns the scales. Reads the weight's
-  // numbers of its next one, so many behind, if there is one.
-  __device__ __forceinline__ TurnedScales<kColumns> Multiply(float (&sums)[kSums], int behind,
-                                                             bool has_next) {
-    uint32_t halves[32];
-    ToHalves(numbers_, halves);
-    const UniformDescriptor x(ring_.x + stage_.s * Way::kXBytes);
+  // Makes the sums of the range that it has, scaled, and returns the scales; its next one is so many
+  // behind.
+  __device__ __forceinline__ TurnedScales<kColumns> Multiply(float (&sums)[kSums], int behind) {
+    Await(ring_.weight_full + weight_stage_.s, weight_stage_.phase);
     Await(ring_.x_full + stage_.s, stage_.phase);
     if (is_copied_) PublishShared();
-    BeginRange<Way>(halves, x, sums);
-    weight_stage_.Advance(behind);
-    if (has_next) Load();
+    BeginRange<kColumns>(weight_.Stage(weight_stage_.s * Way::kWeightBytes),
+                         x_.Stage(stage_.s * Way::kXBytes), sums);
     const float* scales = ring_.scales + stage_.s * Way::kScales;
+    const TurnedScales<kColumns> of_range(scales, scales + Way::kTileX + lane_row_, lane_ % 4);
     AwaitProducts<0>();
     Hold(sums);
-    const TurnedScales<kColumns> of_range(scales, scales + Way::kTileX + lane_row_, lane_ % 4);
     if (!is_whole_) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums[i] = of_range.Scaled(sums, i);
     }
     __syncwarp();
     if (lane_ == 0) Arrive(ring_.x_empty + stage_.s);
+    weight_stage_.Advance(behind);
     stage_.Advance(behind);
     return of_range;
   }
@@ -99,11 +96,6 @@ class RangesMultiply {
   __device__ __forceinline__ void GiveTurn() const {
     const int next = group_ + 1 == Way::kGroups ? 0 : group_ + 1;
     asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + next), "n"(2 * kTurnedGroup) : "memory");
-  }
-
-  __device__ __forceinline__ void Load() {
-    Await(ring_.weight_full + weight_stage_.s, weight_stage_.phase);
-    numbers_ = rows_.Load(ring_.weight + weight_stage_.s * Way::kWeightBytes);
   }
 
   // Adds sums, of two ranges the first one's before, to the tile's, which are left in shared memory
@@ -148,12 +140,11 @@ class RangesMultiply {
   const int turns_, count_;          // of a tile, and the block's
   const int group_ = threadIdx.x / kTurnedGroup - 1, lane_ = threadIdx.x % 32;
   const int warp_row_ = threadIdx.x % kTurnedGroup / 32 * 16;
-  const int lane_row_ = warp_row_ + SlotRow(lane_ / 4);
-  const TurnedRows rows_;
+  const int lane_row_ = warp_row_ + lane_ / 4;
+  const UniformDescriptor weight_, x_;
   TurnedStage<Way::kWeightStages> weight_stage_;
   TurnedStage<Way::kXStages> stage_;
   int k_ = 0, tile_ = blockIdx.x, before_ = 0;  // ranges of the tiles before this one
-  TurnedNumbers numbers_{};
 };
 
 }  // namespace baton_ops::cuda

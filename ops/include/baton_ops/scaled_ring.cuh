@@ -1,13 +1,13 @@
 // The tiles of scaled_turned.cuh and its rings in shared memory.
 //
-// A range of the weight is a stage of rows of 128 bytes, swizzled. One of x is a stage of halves in
-// two parts of 64, each as wgmma reads it, and the scales of its rows and of the weight's.
+// A range of the weight, and one of x, is a stage of rows of 128 bytes, swizzled as wgmma reads it;
+// with x's come the scales of its rows and of the weight's. Of a gated tile's rows of the weight
+// eight are gates' and the next eight their ups'.
 #ifndef BATON_OPS_SCALED_RING_CUH_
 #define BATON_OPS_SCALED_RING_CUH_
 
 #include "baton_ops/e4m3.cuh"
 #include "baton_ops/matmul_grouped.cuh"
-#include "baton_ops/mma.cuh"
 
 namespace baton_ops::cuda {
 
@@ -15,19 +15,13 @@ constexpr int kScaleWarps = 2;  // that bring scales where rows of x follow each
 constexpr int kTurnedGroup = 128, kTurnedRowBytes = 128, kTurnedHeadBytes = 6 * 1024;
 constexpr int kTurnedBandRows = 2048;  // of x, whose tiles are all computed before the next ones'
 
-// 16 e4m3 numbers.
-struct alignas(16) Sixteen {
-  uint32_t at[4];
-};
-
 // Rows of the output, its column, and the expert; behind the last one what is beside experts.
 struct TurnedPlace {
   int row, end_row, column, expert;
 };
 
 struct TurnedInput {
-  const uint8_t* halves;  // of x, rows `stride` bytes apart
-  int64_t stride;
+  const uint8_t* x;
   const float *x_scales, *weight_scales;
   const int32_t *row, *starts;  // as in ScaledParams
   int experts, in, groups;
@@ -53,10 +47,11 @@ struct TurnedInput {
   template <bool kGated>
   __device__ __forceinline__ const float* ScalesOfWeight(const TurnedPlace& place, int n,
                                                          int nth) const {
-    const int column = min(place.column + (kGated ? nth / 2 : nth), n - 1);
+    const int behind = kGated ? nth / 16 * 8 + nth % 8 : nth;
+    const int column = min(place.column + behind, n - 1);
     const bool is_beside = IsBeside(place);
     const int expert = is_beside ? 0 : place.expert;
-    const int64_t part = kGated ? expert * 2 + nth % 2 : expert;
+    const int64_t part = kGated ? expert * 2 + nth / 8 % 2 : expert;
     return (is_beside ? beside_scales : weight_scales) +
            ((part * n + column) >> scale_shift) * groups;
   }
@@ -95,7 +90,7 @@ struct TurnedWay : Tile {
       Tile::kWeightGroups;
   static constexpr int kThreads = (kGroups + 1) * kTurnedGroup, kTileWeight = 64 * kWeightGroups;
   static constexpr int kOutN = kGated ? kTileWeight / 2 : kTileWeight;
-  static constexpr int kXBytes = kTileX * kScaledRange * 2;
+  static constexpr int kXBytes = kTileX * kScaledRange;
   static constexpr int kWeightBytes = kTileWeight * kScaledRange;
   static constexpr int kScales = kTileX + kTileWeight;
   static constexpr int kUnderWay = kHaveRanges ? kGroups * kAtOnce : 0;  // of who has ranges
@@ -112,8 +107,8 @@ struct TurnedWay : Tile {
   static_assert(kWeightStages > kXStages);
   static_assert(kTileX <= kTurnedGroup && kTileWeight <= kTurnedGroup, "a thread has a row");
   // Who waits for a stage must know that what it held before had come, which of all before its last
-  // turn it does; and it reads the next range's weight before all before the one it has are added.
-  static_assert(kXStages >= kUnderWay && kWeightStages >= 2 * kUnderWay);
+  // turn it does.
+  static_assert(kXStages >= kUnderWay);
   // What a block is launched with is all there is to give.
   static_assert(kTurnedGroup * (kFewRegisters + kGroups * kManyRegisters) <=
                 kThreads * (65536 / kThreads / 8 * 8));

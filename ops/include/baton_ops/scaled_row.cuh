@@ -1,62 +1,65 @@
-// The product of scaled_matmul.cuh for a single row of x, which each block quantises for itself as
+// The product of scaled_turned.cuh for a single row of x, which each block quantises for itself as
 // quantise.cuh does: in their order and so with their bits. What takes time is reading the weight
-// once, and before this launches that wait for each other: so a warp's first copies are under way
-// while the row is still being made, and no launch is between the two.
+// once, and before this launches that wait for each other: so the ring is full while the row is
+// still being made, and no launch is between the two.
 //
-// A tile is 32 of the weight's rows. A warp takes ranges in turn, of one tile after the other; the
-// sums of all ranges of a tile lie in shared memory until one warp adds them up in order, while the
-// others go on with the next. Of experts each row of the output is a tile's. Where each of these
-// has a row of x of its own, a block has tiles that follow each other, of two rows at most. What
-// all tokens share may be one row more, whose weight is read before it is known who is chosen.
+// A tile is 32 of the weight's rows, and a stage two ranges of it: the tensor cores take them as 64
+// rows, whose columns are x's first range, x's second, and six of whatever lies there, which nobody
+// reads. Four warpgroups take stages in turn, of one tile after the other; the sums of all ranges of
+// a tile lie in shared memory until one warp adds them up in order, while the others go on with the
+// next. Of experts each row of the output is a tile's. Where each of these has a row of x of its
+// own, a block has tiles that follow each other, of two rows at most. What all tokens share may be
+// one row more, whose weight is read before it is known who is chosen.
 #ifndef BATON_OPS_SCALED_ROW_CUH_
 #define BATON_OPS_SCALED_ROW_CUH_
 
+#include "baton_ops/hopper.cuh"
 #include "baton_ops/row_quantise.cuh"
-#include "baton_ops/scaled_few.cuh"
+#include "baton_ops/scaled_tile.cuh"
 
 namespace baton_ops::cuda {
 
-constexpr int kRowScaledWarps = 16, kRowScaledThreads = kRowScaledWarps * kWarp;
+constexpr int kRowTile = 32;                   // rows of the weight
+constexpr int kRowGroups = 4, kRowGroup = 128;  // warpgroups that multiply, and their threads
+constexpr int kRowMultipliers = kRowGroups * kRowGroup, kRowWarps = kRowMultipliers / kWarp;
+constexpr int kRowThreads = kRowMultipliers + kWarp;  // the last warp loads
+constexpr int kRowStages = 16, kRowStageBytes = 2 * kRowTile * kScaledRange;
 constexpr int kMostRowPairs = 64;       // rows of the output, of experts
 constexpr int kMostOwnRows = 8;         // of x, a token's
 constexpr int kMostRowColumns = 12288;  // of x
-constexpr int kMostRangesOfWarp = kMostRowColumns / kScaledRange / kRowScaledWarps;
+constexpr int kMostRangesOfWarp = kMostRowColumns / kScaledRange / kRowWarps;
+constexpr int kRowBeyond = 128;  // bytes behind x that are read for nobody
 
-template <class OutOf, bool kGatedOf>
+template <bool kGatedOf>
 struct RowScaledWay {
-  using Out = OutOf;
-  static constexpr int kStages = 2;
+  using Out = __nv_bfloat16;
   static constexpr bool kGated = kGatedOf;
-  static constexpr int kOutColumns = kFewScaledColumns / (kGated ? 2 : 1);
-  static constexpr int kStageBytes = kFewScaledColumns * kScaledRange;
-  static constexpr int kScaleBytes = kFewScaledColumns * int{sizeof(float)};
-  static constexpr int kWarpBytes = kStages * (kStageBytes + kScaleBytes);
-  // Of a range: two tiles' sums, and of each row numbers as halves and their scale.
+  static constexpr int kOutColumns = kRowTile / (kGated ? 2 : 1);
+  // Of a range: two tiles' sums, and of each row numbers and their scale.
   static constexpr int SharedBytes(int ranges, int rows) {
-    const int of_row = 2 * kScaledRange + int{sizeof(float)};
-    return kRowScaledWarps * kWarpBytes + ranges * (2 * kScaleBytes + rows * of_row);
+    const int x_bytes = rows * ((ranges + 1) / 2 * 2 * kScaledRange + ranges * int{sizeof(float)});
+    return kRowStages * kRowStageBytes + kRowBeyond + x_bytes +
+           ranges * 2 * kRowTile * int{sizeof(float)};
   }
 };
 
 // A product of one more row, which comes before all others: of as many columns of a weight without
-// experts. Where there is none, weight is null.
-template <class Out>
+// experts. Where there is none, `is_there` is false.
 struct RowScaledBeside {
-  const Out* x;
-  const uint8_t* weight;
+  bool is_there;
+  const __nv_bfloat16* x;
   const float* weight_scales;
-  Out* out;
+  __nv_bfloat16* out;
 };
 
 // What rows are made of.
-template <class Out>
 struct RowScaledRows {
-  const Out* x;
+  const __nv_bfloat16* x;
   int64_t stride;  // from one row of the output's to the next one's; 0 where all have one
   int chunk;       // how many tiles a block has, where rows are several
   // Where experts' rows begin was written before the kernel before this one let it start.
   bool are_starts_early;
-  RowScaledBeside<Out> beside;
+  RowScaledBeside beside;
 };
 
 // Where the block's tiles are: of the row beside, then of the output's rows. `expert_of`: of each
@@ -66,16 +69,16 @@ class RowScaledTiles {
  public:
   using Out = typename Way::Out;
   const ScaledParams<Out>& in;
-  const RowScaledRows<Out>& rows;
+  const RowScaledRows& rows;
   const int columns, beside, begin, step;
   int end;  // only of the row beside, until it is known which others there are
 
-  __device__ RowScaledTiles(const ScaledParams<Out>& in, const RowScaledRows<Out>& rows,
+  __device__ RowScaledTiles(const ScaledParams<Out>& in, const RowScaledRows& rows,
                             const int* expert_of)
       : in(in),
         rows(rows),
         columns(in.out_columns / Way::kOutColumns),
-        beside(rows.beside.weight == nullptr ? 0 : columns),
+        beside(rows.beside.is_there ? columns : 0),
         begin(rows.chunk > 0 ? blockIdx.x * rows.chunk : blockIdx.x),
         step(rows.chunk > 0 ? 1 : gridDim.x),
         expert_of_(expert_of) {
@@ -94,11 +97,15 @@ class RowScaledTiles {
   __device__ __forceinline__ int Column(int tile) const {
     return tile % columns * Way::kOutColumns;
   }
-  // The first of the tile's rows of its weight.
-  __device__ __forceinline__ int64_t WeightRow(int tile) const {
-    const bool is_one = in.starts == nullptr || IsBeside(tile);
-    const int expert = is_one ? 0 : expert_of_[Row(tile)];
-    return int64_t{expert} * (Way::kGated ? 2 : 1) * in.out_columns + Column(tile);
+  __device__ __forceinline__ int Expert(int tile) const {
+    return in.starts == nullptr || IsBeside(tile) ? 0 : expert_of_[Row(tile)];
+  }
+  // Scales of the tile's row of its weight of that number.
+  __device__ __forceinline__ const float* WeightScales(int tile, int nth) const {
+    const float* scales = IsBeside(tile) ? rows.beside.weight_scales : in.weight_scales;
+    const int64_t part = Expert(tile) * (Way::kGated ? 2 : 1) + nth / Way::kOutColumns;
+    const int64_t row = part * in.out_columns + Column(tile) + nth % Way::kOutColumns;
+    return scales + (row >> in.scale_shift) * in.groups;
   }
   // What the tile's row is made of.
   __device__ __forceinline__ const Out* X(int tile) const {
@@ -116,183 +123,231 @@ class RowScaledTiles {
   int first_ = 0;
 };
 
-// What a warp copies of the weight, range after range.
+// Where in the block's stages someone is who takes every so many-th. A tile has so many stages.
 template <class Way>
-class RowScaledFeed {
- public:
-  __device__ RowScaledFeed(const RowScaledTiles<Way>& tiles, uint8_t* stages)
-      : tiles_(tiles), stages_(stages), tile_(tiles.begin), range_(threadIdx.x / kWarp) {
+struct RowScaledTurn {
+  const RowScaledTiles<Way>& tiles;
+  const int of_tile;
+  int tile, k;
+  __device__ RowScaledTurn(const RowScaledTiles<Way>& tiles, int first)
+      : tiles(tiles), of_tile((tiles.in.groups + 1) / 2), tile(tiles.begin), k(first) {
     GoOn();
   }
-  // Whether the next range is one of the row beside.
-  __device__ __forceinline__ bool IsBeside() const { return tiles_.IsBeside(tile_); }
-  // Begins to copy the next range, if there is one; counts it in any case.
-  __device__ __forceinline__ void Copy() {
-    if (tile_ < tiles_.end) {
-      if (tile_ != found_) Find();
-      const ScaledParams<typename Way::Out>& in = tiles_.in;
-      const int lane = threadIdx.x % kWarp, row = lane / 8;
-      const uint8_t* from = row_ + range_ * kScaledRange;
-      uint8_t* to =
-          stages_ + stage_ * Way::kStageBytes + row * kScaledRange + (lane % 8 ^ row % 2 * 4) * 16;
-#pragma unroll
-      for (int i = 0; i < kFewScaledColumns / 4; ++i) {
-        const bool is_up = Way::kGated && i >= kFewScaledColumns / 8;
-        const int behind = is_up ? in.out_columns + i * 4 - Way::kOutColumns : i * 4;
-        BeginEarlyCopyOrZeros(to + i * 4 * kScaledRange, from + int64_t{behind} * in.in, true);
-      }
-      float* scales = reinterpret_cast<float*>(stages_ + Way::kStages * Way::kStageBytes +
-                                               stage_ * Way::kScaleBytes);
-      BeginEarlyCopyOfFour(scales + lane % 8 * 4 + lane / 8, scale_ + range_);
-      stage_ = stage_ + 1 == Way::kStages ? 0 : stage_ + 1;
-      range_ += kRowScaledWarps;
-      GoOn();
-    }
-    CountCopies();
+  __device__ __forceinline__ void Advance(int by) {
+    k += by;
+    GoOn();
   }
 
  private:
   __device__ __forceinline__ void GoOn() {
-    while (range_ >= tiles_.in.groups) {
-      range_ -= tiles_.in.groups;
-      tile_ += tiles_.step;
+    while (k >= of_tile) {
+      k -= of_tile;
+      tile += tiles.step;
     }
   }
-  __device__ __forceinline__ void Find() {
-    found_ = tile_;
-    const ScaledParams<typename Way::Out>& in = tiles_.in;
-    const auto& beside = tiles_.rows.beside;
-    const bool is_beside = IsBeside();
-    const int lane = threadIdx.x % kWarp;
-    const int64_t first = tiles_.WeightRow(tile_);
-    const bool is_up = Way::kGated && lane >= Way::kOutColumns;
-    const int behind = is_up ? in.out_columns + lane - Way::kOutColumns : lane;
-    const uint8_t* weight = is_beside ? beside.weight : in.weight;
-    const float* scales = is_beside ? beside.weight_scales : in.weight_scales;
-    row_ = weight + (first + lane / 8) * in.in + lane % 8 * 16;
-    scale_ = scales + ((first + behind) >> in.scale_shift) * in.groups;
-  }
-
-  const RowScaledTiles<Way>& tiles_;
-  uint8_t* stages_;
-  int tile_, range_, stage_ = 0, found_ = -1;  // found_: the tile that what follows is of
-  const uint8_t* row_ = nullptr;               // of the weight, the first that the lane copies of
-  const float* scale_ = nullptr;               // of the lane's row
 };
 
-template <class Way>
-class RowScaledBlock {
- public:
-  using Out = typename Way::Out;
+// Shared memory: the ring, x's rows and their scales, sums of two tiles' ranges.
+//
+// Of x two ranges lie together, 16 bytes of the one and of the other in turns: so a product's first
+// two columns are 16 bytes apart, and what follows in depth is 32 bytes behind.
+struct RowScaledMemory {
+  uint8_t *stages, *x;
+  float *scales, *sums;
+  int of_row;  // bytes of a row of x
+  __device__ RowScaledMemory(uint8_t* memory, int ranges, int rows)
+      : stages(memory), x(memory + kRowStages * kRowStageBytes) {
+    of_row = (ranges + 1) / 2 * 2 * kScaledRange;
+    scales = reinterpret_cast<float*>(x + rows * of_row + kRowBeyond);
+    sums = scales + rows * ranges;
+  }
+  // Where four columns of a range of x begin.
+  __device__ __forceinline__ uint8_t* Place(int row, int range, int column) const {
+    return x + row * of_row + range / 2 * (2 * kScaledRange) + column / 16 * 32 + range % 2 * 16 +
+           column % 16;
+  }
+};
 
-  // `rows`: how many of x there is room for.
-  __device__ RowScaledBlock(const RowScaledTiles<Way>& tiles, int rows, uint8_t* memory)
+struct RowScaledBarriers {
+  uint64_t full[kRowStages], empty[kRowStages];
+  __device__ void Init() {
+    for (int s = 0; s < kRowStages; ++s) {
+      InitBarrier(full + s, 1);
+      InitBarrier(empty + s, kRowGroup / kWarp);
+    }
+    PublishBarriers();
+  }
+};
+
+// The thread that asks for the weight, stage after stage.
+template <class Way>
+class RowScaledFeed {
+ public:
+  __device__ RowScaledFeed(const RowScaledTiles<Way>& tiles, const RowScaledMemory& memory,
+                           RowScaledBarriers& barriers, const CUtensorMap* map_weight,
+                           const CUtensorMap* map_beside)
       : tiles_(tiles),
-        ranges_(tiles.in.groups),
-        mine_(memory + warp_ * Way::kWarpBytes),
-        partial_(reinterpret_cast<float*>(memory + kRowScaledWarps * Way::kWarpBytes)),
-        halves_(reinterpret_cast<uint16_t*>(partial_ + 2 * ranges_ * kFewScaledColumns)),
-        scales_(reinterpret_cast<float*>(halves_ + rows * ranges_ * kScaledRange)),
-        feed_(tiles, mine_) {}
+        memory_(memory),
+        barriers_(barriers),
+        map_weight_(map_weight),
+        map_beside_(map_beside),
+        turn_(tiles, 0) {}
 
   // Fills the ring, or begins to with the row beside, which is always known.
   __device__ __forceinline__ void Begin(bool is_known) {
-#pragma unroll 1
-    for (; begun_ < Way::kStages && (is_known || feed_.IsBeside()); ++begun_) feed_.Copy();
+    while (begun_ < kRowStages && !IsOver() && (is_known || tiles_.IsBeside(turn_.tile))) Load();
+  }
+  __device__ __forceinline__ void Run() {
+    while (!IsOver()) {
+      if (begun_ >= kRowStages) Await(barriers_.empty + stage_.s, stage_.phase ^ 1);
+      Load();
+    }
   }
 
-  __device__ __forceinline__ void Run() {
-    // Of its first tile a warp has the ranges that it has quantised itself; of others', all meet
-    // before.
-    const bool has_own = tiles_.rows.chunk > 0;
-    const int first = has_own ? tiles_.Nth(tiles_.begin) : 0, last = tiles_.end - 1;
-    const int count = has_own ? tiles_.Nth(last) - first + 1 : 1;
-    QuantiseRows<kRowScaledWarps, kMostRangesOfWarp>(tiles_.X(tiles_.begin), tiles_.X(last),
-                                                     ranges_, count * ranges_, halves_, scales_);
-    __syncwarp();
-    int range = warp_, stage = 0, adder = 0, buffer = 0;
+ private:
+  __device__ __forceinline__ bool IsOver() const { return turn_.tile >= tiles_.end; }
+  __device__ __forceinline__ void Load() {
+    uint64_t* full = barriers_.full + stage_.s;
+    const bool is_beside = tiles_.IsBeside(turn_.tile);
+    ExpectBytes(full, kRowStageBytes);
+    LoadRanges(memory_.stages + stage_.s * kRowStageBytes, is_beside ? map_beside_ : map_weight_,
+               tiles_.Column(turn_.tile), turn_.k * 2, tiles_.Expert(turn_.tile), full);
+    ++begun_;
+    stage_.Advance();
+    turn_.Advance(1);
+  }
+
+  const RowScaledTiles<Way>& tiles_;
+  const RowScaledMemory& memory_;
+  RowScaledBarriers& barriers_;
+  const CUtensorMap *map_weight_, *map_beside_;
+  RowScaledTurn<Way> turn_;
+  RingStage<kRowStages> stage_;
+  int begun_ = 0;
+};
+
+// A thread of those that multiply.
+template <class Way>
+class RowScaledMultiply {
+ public:
+  __device__ RowScaledMultiply(const RowScaledTiles<Way>& tiles, const RowScaledMemory& memory,
+                               RowScaledBarriers& barriers)
+      : tiles_(tiles),
+        memory_(memory),
+        barriers_(barriers),
+        ranges_(tiles.in.groups),
+        first_(tiles.rows.chunk > 0 ? tiles.Nth(tiles.begin) : 0),
+        turn_(tiles, group_) {
+    stage_.Advance(group_);
+  }
+
+  __device__ void Run() {
+    Quantise();
+    const UniformDescriptor weight(memory_.stages);
+    int adder = 0, buffer = 0;
+    LoadScales();
 #pragma unroll 1
     for (int tile = tiles_.begin; tile < tiles_.end; tile += tiles_.step) {
-      const int before = has_own ? (tiles_.Nth(tile) - first) * ranges_ : 0;
+      const int row = tiles_.rows.chunk > 0 ? tiles_.Nth(tile) - first_ : 0;
 #pragma unroll 1
-      for (; range < ranges_; range += kRowScaledWarps) {
-        AwaitCopies<Way::kStages - 1>();
-        __syncwarp();
-        FewScaledSums sums = {};
-        Multiply(stage, before + range, sums);
-        Put(stage, range, scales_[before + range], buffer, sums);
-        __syncwarp();  // all have read the stage
-        feed_.Copy();
-        stage = stage + 1 == Way::kStages ? 0 : stage + 1;
-      }
-      range -= ranges_;
-      __syncthreads();
+      while (turn_.tile == tile) Multiply(weight, row, buffer);
+      Meet();
       if (warp_ == adder) Store(tile, AddUp(buffer));
-      adder = adder + 1 == kRowScaledWarps ? 0 : adder + 1;
+      adder = adder + 1 == kRowWarps ? 0 : adder + 1;
       buffer ^= 1;
     }
   }
 
  private:
-  __device__ __forceinline__ void Multiply(int stage, int range, FewScaledSums& sums) const {
-    const uint16_t* row = halves_ + range * kScaledRange + lane_ % 4 * 16;
-    Packed<uint32_t, 4> x[2][2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[i / 2][i % 2] =
-          *reinterpret_cast<const Packed<uint32_t, 4>*>(row + i / 2 * kScaledHalf + i % 2 * 8);
-    }
-    MultiplyRange(
-        mine_ + stage * Way::kStageBytes,
-        [&](int half, int word, uint32_t (&b)[2]) {
-          b[0] = x[half][word / 2].at[word % 2 * 2];
-          b[1] = x[half][word / 2].at[word % 2 * 2 + 1];
-        },
-        sums);
+  static __device__ __forceinline__ void Meet() {
+    asm volatile("bar.sync %0, %1;" ::"r"(1), "n"(kRowMultipliers) : "memory");
   }
 
-  // Of a product's columns, which are all the one row, the first's sums: by the row's scale, then
-  // by the weight's.
-  __device__ __forceinline__ void Put(int stage, int range, float scale, int buffer,
-                                      const FewScaledSums& sums) const {
-    if (lane_ % 4 != 0) return;
-    const uint8_t* from = mine_ + Way::kStages * Way::kStageBytes + stage * Way::kScaleBytes;
-    const auto weight = reinterpret_cast<const Packed<float, 4>*>(from)[lane_ / 4];
-    float* to = partial_ + (buffer * ranges_ + range) * kFewScaledColumns + lane_ / 4;
+  // Each block makes all ranges of the rows that it needs.
+  __device__ __forceinline__ void Quantise() const {
+    const int last = tiles_.end - 1;
+    const int count = tiles_.rows.chunk > 0 ? tiles_.Nth(last) - first_ + 1 : 1;
+    QuantiseRows<kRowWarps, kMostRangesOfWarp>(
+        tiles_.X(tiles_.begin), tiles_.X(last), ranges_, count * ranges_, memory_.scales,
+        [&](int nth, int column) {
+          const int row = nth / ranges_;
+          return memory_.Place(row, nth - row * ranges_, column);
+        });
+    PublishShared();
+    Meet();
+  }
+
+  // Of its next stage, where there is one: of the range that the thread has two rows' sums of.
+  __device__ __forceinline__ void LoadScales() {
+    if (turn_.tile >= tiles_.end) return;
+    const int range = min(turn_.k * 2 + part_, ranges_ - 1);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      to[i * 8] = __fmul_rn(__fmul_rn(sums[i / 2][i % 2 * 2], scale), weight.at[i]);
+    for (int i = 0; i < 2; ++i) {
+      next_[i] = __ldg(tiles_.WeightScales(turn_.tile, tile_row_ + i * 8) + range);
     }
   }
 
-  // The lane's column of a tile.
+  __device__ __forceinline__ void Multiply(const UniformDescriptor& weight, int row, int buffer) {
+    const int range = turn_.k * 2 + part_;
+    const float scales[2] = {next_[0], next_[1]};
+    turn_.Advance(kRowGroups);
+    LoadScales();
+    const uint8_t* from = memory_.x + row * memory_.of_row + range / 2 * (2 * kScaledRange);
+    const PlainDescriptor x(from, 32);
+    float sums[4];
+    Await(barriers_.full + stage_.s, stage_.phase);
+    const UniformDescriptor at = weight.Stage(stage_.s * kRowStageBytes);
+    Hold(sums);
+    FenceProducts();
+#pragma unroll
+    for (int step = 0; step < kScaledRange / 32; ++step) {
+      WgmmaOfE4m3<8>::Multiply(sums, at.Behind(step * 32), x.Behind(step * 64), step != 0);
+    }
+    CommitProducts();
+    AwaitProducts<0>();
+    Hold(sums);
+    __syncwarp();
+    if (lane_ == 0) Arrive(barriers_.empty + stage_.s);
+    stage_.Advance(kRowGroups);
+    if (lane_ % 4 != 0 || range >= ranges_) return;
+    const float scale = memory_.scales[row * ranges_ + range];
+    float* to = memory_.sums + (buffer * ranges_ + range) * kRowTile + tile_row_;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float sum = part_ == 0 ? sums[i * 2] : sums[i * 2 + 1];
+      to[i * 8] = __fmul_rn(__fmul_rn(sum, scale), scales[i]);
+    }
+  }
+
+  // The lane's row of a tile.
   __device__ __forceinline__ float AddUp(int buffer) const {
-    const float* partial = partial_ + buffer * ranges_ * kFewScaledColumns + lane_;
+    const float* sums = memory_.sums + buffer * ranges_ * kRowTile + lane_;
     float total = 0.0f;
 #pragma unroll 8
-    for (int i = 0; i < ranges_; ++i) total = __fadd_rn(total, partial[i * kFewScaledColumns]);
+    for (int i = 0; i < ranges_; ++i) total = __fadd_rn(total, sums[i * kRowTile]);
     return total;
   }
 
   __device__ __forceinline__ void Store(int tile, float sum) const {
-    Out* to = tiles_.To(tile) + lane_;
+    __nv_bfloat16* to = tiles_.To(tile) + lane_;
     if constexpr (Way::kGated) {
       const float up = __shfl_xor_sync(kEveryLane, sum, Way::kOutColumns);
-      if (lane_ < Way::kOutColumns) *to = ScaledGate<Out>(sum, up);
+      if (lane_ < Way::kOutColumns) *to = ScaledGate<__nv_bfloat16>(sum, up);
     } else {
-      *to = Rounded<Out>(sum);
+      *to = Rounded<__nv_bfloat16>(sum);
     }
   }
 
   const RowScaledTiles<Way>& tiles_;
+  const RowScaledMemory& memory_;
+  RowScaledBarriers& barriers_;
   const int lane_ = threadIdx.x % kWarp, warp_ = threadIdx.x / kWarp;
-  const int ranges_;
-  uint8_t* const mine_;
-  float* const partial_;
-  uint16_t* const halves_;
-  float* const scales_;
-  RowScaledFeed<Way> feed_;
-  int begun_ = 0;  // copies, before Run
+  const int group_ = warp_ / 4, part_ = warp_ % 4 / 2;  // which range of a stage it has sums of
+  const int tile_row_ = warp_ % 2 * 16 + lane_ / 4;     // and which row, with the eighth behind
+  const int ranges_, first_;
+  RowScaledTurn<Way> turn_;
+  RingStage<kRowStages> stage_;
+  float next_[2] = {};
 };
 
 // Tells which rows of the output have experts, and each one's.
@@ -301,7 +356,7 @@ __device__ __forceinline__ void FindExperts(RowScaledTiles<Way>& tiles, int* exp
   const ScaledParams<typename Way::Out>& in = tiles.in;
   const int first = __ldcg(in.starts), last = __ldcg(in.starts + in.experts);
 #pragma unroll 1
-  for (int e = threadIdx.x; e < in.experts; e += kRowScaledThreads) {
+  for (int e = threadIdx.x; e < in.experts; e += kRowThreads) {
     const int from = __ldcg(in.starts + e), next = __ldcg(in.starts + e + 1);
     for (int i = from; i < min(next, in.rows); ++i) expert_of[i] = e;
   }
@@ -310,24 +365,37 @@ __device__ __forceinline__ void FindExperts(RowScaledTiles<Way>& tiles, int* exp
 }
 
 // Grid: as many blocks as there are multiprocessors, or tiles. x begins on 16 bytes, and so do
-// its rows. in.groups are ranges; a tile's columns are all there. in.x is not read.
+// its rows. in.groups are ranges; a tile's columns are all there. in.x and in.weight are not read.
 template <class Way>
-__global__ void __launch_bounds__(kRowScaledThreads, 1)
-    RowScaledKernel(ScaledParams<typename Way::Out> in, RowScaledRows<typename Way::Out> rows) {
-  extern __shared__ __align__(128) uint8_t memory[];
+__global__ void __launch_bounds__(kRowThreads, 1)
+    RowScaledKernel(const __grid_constant__ CUtensorMap map_weight,
+                    const __grid_constant__ CUtensorMap map_beside,
+                    const ScaledParams<typename Way::Out> in, const RowScaledRows rows) {
+#if BATON_HAS_WGMMA
+  extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ int expert_of[kMostRowPairs];
-  const bool has_experts = in.starts != nullptr;
+  __shared__ RowScaledBarriers barriers;
+  const bool has_experts = in.starts != nullptr, is_feeder = threadIdx.x == kRowMultipliers;
   const bool waits_first = has_experts && !rows.are_starts_early;
   RowScaledTiles<Way> tiles(in, rows, expert_of);
+  if (is_feeder) {
+    barriers.Init();
+    PrefetchMap(&map_weight);
+    if (rows.beside.is_there) PrefetchMap(&map_beside);
+  }
   if (!has_experts) tiles.SetRows(0, in.rows);
   if (has_experts && !waits_first) FindExperts(tiles, expert_of);
-  RowScaledBlock<Way> block(tiles, rows.chunk > 0 ? 2 : 1, memory);
-  block.Begin(!waits_first);
+  const RowScaledMemory memory(shared, in.groups, rows.chunk > 0 ? 2 : 1);
+  RowScaledFeed<Way> feed(tiles, memory, barriers, &map_weight, &map_beside);
+  if (is_feeder) feed.Begin(!waits_first);
   WaitForEarlierGrids();
   LetNextGridStart();
   if (waits_first) FindExperts(tiles, expert_of);
-  block.Begin(true);
-  if (tiles.begin < tiles.end) block.Run();
+  __syncthreads();
+  if (tiles.begin >= tiles.end) return;
+  if (is_feeder) feed.Run();
+  if (threadIdx.x < kRowMultipliers) RowScaledMultiply<Way>(tiles, memory, barriers).Run();
+#endif
 }
 
 }  // namespace baton_ops::cuda

@@ -5,6 +5,7 @@
 #ifndef BATON_OPS_SCALED_TILE_CUH_
 #define BATON_OPS_SCALED_TILE_CUH_
 
+#include "baton_ops/gate.cuh"
 #include "baton_ops/mma.cuh"
 #include "baton_ops/values.cuh"
 
@@ -14,8 +15,7 @@ constexpr int kScaledBlockRows = 16, kScaledTiles = 4, kScaledTileColumns = 8;
 
 template <class Out>
 struct ScaledParams {
-  const uint8_t* x;  // [rows, in], so many bytes apart
-  int64_t x_stride;
+  const uint8_t* x;        // [rows, in]
   const float* x_scales;       // [rows, groups]
   const uint8_t* weight;       // [out_columns, in]; gated: gates, then as many ups
   const float* weight_scales;  // [out_columns >> scale_shift, groups]
@@ -56,6 +56,12 @@ __device__ __forceinline__ Numbers LoadNumbers(const uint8_t* row, int first, in
     }
   }
   return numbers;
+}
+
+// silu(gate) * up, of sums as they would be stored.
+template <class Out>
+__device__ __forceinline__ Out ScaledGate(float gate, float up) {
+  return Rounded<Out>(SiluMulOf(ToFloat(Rounded<Out>(gate)), ToFloat(Rounded<Out>(up))));
 }
 
 // Where a warp's tile is: from row `top` and column `left` of the output on.
@@ -118,7 +124,7 @@ __device__ __forceinline__ void LoadX(const ScaledTile<Out, kBlocks, kGated, kWi
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int64_t row = tile.x[block][i];
-      half.x[block][i] = LoadNumbers<kWide>(tile.p.x + row * tile.p.x_stride, at, tile.p.in);
+      half.x[block][i] = LoadNumbers<kWide>(tile.p.x + row * tile.p.in, at, tile.p.in);
     }
   }
 }
@@ -226,7 +232,7 @@ __device__ __forceinline__ int FindTile(ScaledParams<Out>& p, bool is_gated, int
     if (p.row != nullptr) {
       p.row += start;
     } else {
-      p.x += start * p.x_stride;
+      p.x += start * p.in;
       p.x_scales += start * p.groups;
     }
     return nth * rows;

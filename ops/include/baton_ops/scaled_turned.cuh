@@ -1,14 +1,10 @@
-// The product of scaled_matmul.cuh for Hopper, in its order and so with its bits: tiles are turned,
-// their rows are the weight's and x's rows their columns.
+// The product of scaled_matmul.cuh for Hopper, whose tensor cores multiply e4m3 numbers as they are:
+// 32 deep, in an order of their own, a range at a time. Tiles are turned, their rows are the
+// weight's and x's rows their columns, of which no sum depends on another.
 //
-// A block stays and takes one tile after the other. One of its warpgroups loads (scaled_feed.cuh):
-// the weight's bytes, and x as halves, which who quantised it made. Two multiply: each takes 64 of
-// the weight's rows from shared memory into registers, as halves, so that every number of a weight
-// is converted once for all rows of x that a tile has. A range's sums begin at nothing, and are
-// scaled and added to the tile's. Other tiles have more of who multiplies (scaled_ranges.cuh).
-//
-// wgmma's sums of eight steps have the bits of eight of mma.cuh's, whichever operand is which, if
-// the same sixteen numbers meet in a step: so each operand has them where mma.cuh has them.
+// A block stays and takes one tile after the other. One of its warpgroups loads (scaled_feed.cuh),
+// two multiply. A range's sums begin at nothing, and are scaled and added to the tile's. Other tiles
+// have more of who multiplies (scaled_ranges.cuh).
 #ifndef BATON_OPS_SCALED_TURNED_CUH_
 #define BATON_OPS_SCALED_TURNED_CUH_
 
@@ -19,14 +15,9 @@
 
 namespace baton_ops::cuda {
 
-// A thread that multiplies. Where there are registers for two ranges' halves of the weight it makes
-// the next one's while a range's products are under way, of numbers that it has read before, and
-// reads those behind them: of what a range needs nothing is waited for.
-//
-// Both warpgroups take turns at the tensor cores: one multiplies while the other scales, adds and
-// converts. Else they are in step, as they share stages of x, and the tensor cores wait for both. A
-// turn is given when all products but a range's last are over, not when they are begun: those of
-// two warpgroups that are under way together end together.
+// A thread that multiplies. Both warpgroups take turns at the tensor cores: one multiplies while the
+// other scales and adds. A turn is given when all products but a range's last are over, not when
+// they are begun: those of two warpgroups that are under way together end together.
 template <class Way>
 class TurnedMultiply {
  public:
@@ -37,33 +28,20 @@ class TurnedMultiply {
         out_(out),
         is_whole_(in.groups == 1 && in.in > kScaledRange),
         is_copied_(in.row != nullptr),
-        left_(share.Mine() * share.steps),
-        rows_(warp_row_, lane_) {}
+        weight_(ring.weight + first_weight_ * kTurnedRowBytes),
+        x_(ring.x + first_x_ * kTurnedRowBytes) {}
 
   __device__ void Run() {
-    int ranges = left_;
+    const int ranges = share_.Mine() * share_.steps;
     if (ranges == 0) return;
     if (group_ == 1) GiveTurn();
-    uint32_t halves[32];
-    Load();
-    ToHalves(numbers_, halves);
-    if constexpr (kAreTwo) {
-      uint32_t next[32];
-      Load();
-      for (; ranges > 1; ranges -= 2) {
-        Turn(halves, next);
-        Turn(next, halves);
-      }
-      if (ranges == 1) Turn(halves, next);
-    } else {
-      for (; ranges > 0; --ranges) Turn(halves, halves);
-    }
+#pragma unroll 1
+    for (int i = 0; i < ranges; ++i) Turn();
     if (group_ == 0) TakeTurn();  // hears the other's last word
   }
 
  private:
   static constexpr int kColumns = Way::kColumns, kSums = kColumns / 2;
-  static constexpr bool kAreTwo = kColumns <= 64;
   static constexpr int kFirstTurn = 1;  // the named barrier of group 0; the next is group 1's
 
   __device__ __forceinline__ void TakeTurn() const {
@@ -74,52 +52,27 @@ class TurnedMultiply {
                  : "memory");
   }
 
-  // A range, of these halves; makes those of the one behind it.
-  __device__ __forceinline__ void Turn(uint32_t (&halves)[32], uint32_t (&next)[32]) {
+  __device__ __forceinline__ void Turn() {
     float sums[kSums];
-    Begin(halves, sums);
-    if constexpr (kAreTwo) {
-      ToHalves(numbers_, next);
-      Hold(next);
-    }
-    Load();
-    AwaitProducts<1>();
-    GiveTurn();
-    const float* scales = ring_.scales + stage_.s * Way::kScales;
-    const float *of_x = scales + first_x_, *of_weight = scales + Way::kTileX + lane_row_;
-    if constexpr (kAreTwo) {
-      const TurnedScales<kColumns> of_range(of_x, of_weight, lane_ % 4);
-      AwaitProducts<0>();
-      Hold(sums);
-      Add(of_range, sums);
-    } else {
-      AwaitProducts<0>();
-      Hold(sums);
-      Add(TurnedScales<kColumns>(of_x, of_weight, lane_ % 4), sums);
-      ToHalves(numbers_, next);
-      Hold(next);
-    }
-    __syncwarp();
-    if (lane_ == 0) Arrive(ring_.x_empty + stage_.s);
-    stage_.Advance();
-    if (++k_ == share_.steps) Store();
-  }
-
-  // Reads the weight's numbers of the range after those that were read, if there is one.
-  __device__ __forceinline__ void Load() {
-    if (left_ == 0) return;
-    --left_;
     Await(ring_.weight_full + weight_stage_.s, weight_stage_.phase);
-    numbers_ = rows_.Load(ring_.weight + weight_stage_.s * Way::kWeightBytes);
-    weight_stage_.Advance();
-  }
-
-  __device__ __forceinline__ void Begin(uint32_t (&halves)[32], float (&sums)[kSums]) {
-    const UniformDescriptor x(ring_.x + stage_.s * Way::kXBytes + first_x_ * kTurnedRowBytes);
     Await(ring_.x_full + stage_.s, stage_.phase);
     if (is_copied_) PublishShared();
     TakeTurn();
-    BeginRange<Way>(halves, x, sums);
+    BeginRange<kColumns>(weight_.Stage(weight_stage_.s * Way::kWeightBytes),
+                         x_.Stage(stage_.s * Way::kXBytes), sums);
+    AwaitProducts<1>();
+    GiveTurn();
+    const float* scales = ring_.scales + stage_.s * Way::kScales;
+    const TurnedScales<kColumns> of_range(scales + first_x_, scales + Way::kTileX + lane_row_,
+                                          lane_ % 4);
+    AwaitProducts<0>();
+    Hold(sums);
+    Add(of_range, sums);
+    __syncwarp();
+    if (lane_ == 0) Arrive(ring_.x_empty + stage_.s);
+    stage_.Advance();
+    weight_stage_.Advance();
+    if (++k_ == share_.steps) Store();
   }
 
   // Sums of a whole row are scaled once they are all there.
@@ -147,17 +100,15 @@ class TurnedMultiply {
   const TurnedShare<Way>& share_;
   const MatmulOutput& out_;
   const bool is_whole_, is_copied_;  // x by threads
-  int left_;                         // ranges of the weight that were not read
   const int group_ = threadIdx.x / kTurnedGroup - 1, lane_ = threadIdx.x % 32;
   const int first_x_ = Way::kWeightGroups == 2 ? 0 : group_ * kColumns;
-  const int warp_row_ =
-      (Way::kWeightGroups == 2 ? group_ * 64 : 0) + threadIdx.x % kTurnedGroup / 32 * 16;
-  const int lane_row_ = warp_row_ + SlotRow(lane_ / 4);
-  const TurnedRows rows_;
+  const int first_weight_ = Way::kWeightGroups == 2 ? group_ * 64 : 0;
+  const int warp_row_ = first_weight_ + threadIdx.x % kTurnedGroup / 32 * 16;
+  const int lane_row_ = warp_row_ + lane_ / 4;
+  const UniformDescriptor weight_, x_;
   TurnedStage<Way::kWeightStages> weight_stage_;
   TurnedStage<Way::kXStages> stage_;
   int k_ = 0, tile_ = blockIdx.x;
-  TurnedNumbers numbers_{};
   float total_[kSums] = {};
 };
 

@@ -84,31 +84,31 @@ struct WgmmaOfTurned {
   }
 };
 
-// The same of halves, rows in registers: of a warp's 16, lane l has l / 4 (x[0], x[2]) and l / 4 +
-// 8 (x[1], x[3]), of the depth l % 4 * 2 and the next one, then those 8 behind them.
+// The same of e4m3 numbers, 32 deep. Their products are exact; of their sums the tensor cores keep
+// fewer bits than fp32 has, so who wants more of a long row adds what short parts of it made.
 template <int kColumns>
-struct WgmmaOfHalves;
+struct WgmmaOfE4m3;
 
-#define BATON_DEFINE_WGMMA_OF_HALVES(n, count, a, b, c, e, y, p)                                   \
-  template <>                                                                                      \
-  struct WgmmaOfHalves<n> {                                                                        \
-    static __device__ __forceinline__ void Multiply(float (&d)[count], const uint32_t* rows,       \
-                                                    uint64_t columns, int adds) {                  \
-      asm volatile(                                                                                \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n     \
-          "k16.f32.f16.f16 {" BATON_REGISTERS_##count "}, {%" #a ",%" #b ",%" #c ",%" #e "}, %" #y \
-                                                      ", p, 1, 1, 0;\n}\n"                         \
-          : BATON_SUMS_##count                                                                     \
-          : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "l"(columns), "r"(adds));      \
-    }                                                                                              \
+#define BATON_DEFINE_WGMMA_OF_E4M3(n, count, a, b, p)                                           \
+  template <>                                                                                   \
+  struct WgmmaOfE4m3<n> {                                                                       \
+    static __device__ __forceinline__ void Multiply(float (&d)[count], uint64_t x, uint64_t y,  \
+                                                    int adds) {                                 \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p                                      \
+                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n                                 \
+                   "k32.f32.e4m3.e4m3 {" BATON_REGISTERS_##count "}, %" #a ", %" #b             \
+                   ", p, 1, 1;\n}\n"                                                            \
+                   : BATON_SUMS_##count                                                         \
+                   : "l"(x), "l"(y), "r"(adds));                                                \
+    }                                                                                           \
   };
 
-BATON_DEFINE_WGMMA_OF_HALVES(8, 4, 4, 5, 6, 7, 8, 9)
-BATON_DEFINE_WGMMA_OF_HALVES(16, 8, 8, 9, 10, 11, 12, 13)
-BATON_DEFINE_WGMMA_OF_HALVES(32, 16, 16, 17, 18, 19, 20, 21)
-BATON_DEFINE_WGMMA_OF_HALVES(64, 32, 32, 33, 34, 35, 36, 37)
-BATON_DEFINE_WGMMA_OF_HALVES(96, 48, 48, 49, 50, 51, 52, 53)
-BATON_DEFINE_WGMMA_OF_HALVES(128, 64, 64, 65, 66, 67, 68, 69)
+BATON_DEFINE_WGMMA_OF_E4M3(8, 4, 4, 5, 6)
+BATON_DEFINE_WGMMA_OF_E4M3(16, 8, 8, 9, 10)
+BATON_DEFINE_WGMMA_OF_E4M3(32, 16, 16, 17, 18)
+BATON_DEFINE_WGMMA_OF_E4M3(64, 32, 32, 33, 34)
+BATON_DEFINE_WGMMA_OF_E4M3(96, 48, 48, 49, 50)
+BATON_DEFINE_WGMMA_OF_E4M3(128, 64, 64, 65, 66)
 
 // Adds the product of 16 columns in registers and a transposed operand in shared memory.
 __device__ __forceinline__ void AddProduct(float (&d)[64], const uint32_t* x, uint64_t y) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void AddProduct(float (&d)[64], const uint32_t* x, ui
                : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y));
 }
 
-#undef BATON_DEFINE_WGMMA_OF_HALVES
+#undef BATON_DEFINE_WGMMA_OF_E4M3
 #undef BATON_DEFINE_WGMMA
 #undef BATON_WGMMA
 #undef BATON_SUMS_128

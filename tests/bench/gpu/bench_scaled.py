@@ -27,7 +27,6 @@ import torch
 import gpu
 from baton_ops import decoder, experts, scaled
 from baton_ops._library import library
-from baton_worker.engine.backends.device.scaled_kernels import activation_bytes
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24_576, 4096), "down": (4096, 12_288)}
 """Of Qwen3-8B: outputs and inputs."""
@@ -37,7 +36,7 @@ EXPERTS, CHOSEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 """Of Qwen3-30B-A3B."""
 TILES = ("64x16", "64x32", "64x64", "64x128", "128x16", "128x32", "128x64", "128x128")
 RANGES = ("ranges 64x16", "ranges 64x32", "ranges 64x64")
-WAYS = ("any", *TILES, "32x8", *RANGES)
+WAYS = ("any", *TILES, *RANGES)
 """For any GPU, then by tiles: rows of the weight, rows of x."""
 CACHE_BYTES, REPEATS = 160 << 20, 3
 OF_ONE = {
@@ -57,12 +56,11 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(*shape, device="cuda", dtype=dtype)
 
 
-def quantised(x: torch.Tensor, is_weight: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return e4m3 numbers, of activations with halves, and scales of groups of 128."""
+def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return e4m3 numbers and scales of groups of 128."""
     rows, columns = x.shape
-    n_bytes = columns if is_weight else activation_bytes(columns)
     made = (
-        empty(rows, n_bytes, dtype=torch.uint8),
+        empty(rows, columns, dtype=torch.uint8),
         empty(rows, columns // 128, dtype=torch.float32),
     )
     scaled.quantise_rows_into(x, *made)
@@ -71,7 +69,7 @@ def quantised(x: torch.Tensor, is_weight: bool = False) -> tuple[torch.Tensor, t
 
 def weight_of(rows: int, columns: int, has_blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return numbers at random and their scales: of each row, or of each 128, the first one's."""
-    values, scales = quantised(empty(rows, columns).normal_(0, 0.02), is_weight=True)
+    values, scales = quantised(empty(rows, columns).normal_(0, 0.02))
     return values, scales[::128].contiguous() if has_blocks else scales
 
 

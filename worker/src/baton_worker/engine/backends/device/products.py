@@ -12,11 +12,9 @@ from typing import NamedTuple
 
 from baton_worker.engine.backends.device.expert_kernels import Routes
 from baton_worker.engine.backends.device.scaled_kernels import (
-    HALVES_COLUMNS,
     Beside,
     Scaled,
     Weight,
-    activation_bytes,
 )
 from baton_worker.engine.backends.device.seam import Device, Kernels, Tensor
 from baton_worker.engine.model.quantisation import Fp8
@@ -67,9 +65,8 @@ def _widest(model_shape: ModelShape) -> int:
 def _room(device: Device, quantisation: Fp8, count: int, width: int) -> Room:
     """Return memory for so many rows of so many columns at most."""
     n_groups = -(-width // quantisation.group_of(width))
-    n_bytes = activation_bytes(-(-width // HALVES_COLUMNS) * HALVES_COLUMNS)
     return Room(
-        device.empty((count * n_bytes,), "uint8"), device.empty((count * n_groups * 4,), "uint8")
+        device.empty((count * width,), "uint8"), device.empty((count * n_groups * 4,), "uint8")
     )
 
 
@@ -186,6 +183,6 @@ class Products:
         rows, columns = shape
         n_scales = (rows, weight.scales.shape[1])
         return Scaled(
-            self._device.view(room.values, 0, (rows, activation_bytes(columns)), "uint8"),
+            self._device.view(room.values, 0, (rows, columns), "uint8"),
             self._device.view(room.scales, 0, n_scales, "float32"),
         )

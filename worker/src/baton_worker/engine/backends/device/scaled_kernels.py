@@ -13,16 +13,9 @@ from typing import NamedTuple, Protocol
 
 from baton_worker.engine.backends.device.operands import Tensor
 
-HALVES_COLUMNS = 64
-"""What a row's halves are filled up to a multiple of."""
-
-
 class Scaled(NamedTuple):
     """Rows, of activations or of a weight: values u8[N, I], e4m3; scales f32[N, G], of a weight
     maybe f32[N / 128, G], of blocks that no expert's matrix nor its gates' end is within.
-
-    Of activations values are u8[N, `activation_bytes(I)`]: behind a row's numbers there may be room
-    for what else the kernels make of them.
     """
 
     values: Tensor
@@ -40,15 +33,6 @@ class Beside(NamedTuple):
     room: Scaled
     weight: Scaled
     out: Tensor
-
-
-def activation_bytes(columns: int) -> int:
-    """Return how many bytes a quantised row of activations takes: one for each number, and where
-    columns are a multiple of 16 two more, for the same as float16 (`baton_ops.scaled`).
-    """
-    if columns % 16 != 0:
-        return columns
-    return columns + 2 * (-(-columns // HALVES_COLUMNS) * HALVES_COLUMNS)
 
 
 Weight = Tensor | Scaled
