@@ -77,6 +77,29 @@ __device__ __forceinline__ void ArriveAt(uint32_t barrier) {
 }
 __device__ __forceinline__ void Arrive(uint64_t* barrier) { ArriveAt(SharedAddress(barrier)); }
 
+// The calling block's place in its cluster.
+__device__ __forceinline__ uint32_t ClusterRank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Waits for all threads of a cluster: what they wrote, barriers too, is there.
+__device__ __forceinline__ void SyncCluster() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Arrives at the barrier that another block of the cluster has in the place of this one.
+__device__ __forceinline__ void ArriveOf(uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(
+          SharedAddress(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
 // Where in a ring of stages someone is, and the parity of its barriers' phase there.
 template <int kStages>
 struct RingStage {
@@ -107,6 +130,18 @@ __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int co
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %3}], [%4];" ::"r"(SharedAddress(to)),
       "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
+// The same into the same place of several blocks of the cluster, whose barriers in the place of this
+// one it counts at: of those whose bits are set.
+__device__ __forceinline__ void LoadBoxForAll(void* to, const CUtensorMap* map, int column, int row,
+                                              uint64_t* barrier, int blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier)),
+      "h"(static_cast<uint16_t>(blocks))
       : "memory");
 }
 

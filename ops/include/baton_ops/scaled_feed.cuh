@@ -9,11 +9,12 @@
 
 namespace baton_ops::cuda {
 
-// Brings scales of rows of x that follow each other, by two warps: of each range one of a row of x,
-// or of the weight, by a thread. A row's of four ranges are read at once: read one by one they cost
-// as many turns at the cache as there are rows, in every range. The next four are under way by
-// then: else each four take as long as memory does to answer.
-template <class Way>
+// Brings scales of rows of x that follow each other, by two warps: of each range those of its rows
+// of x and of the weight; or, where the weight's are one, or one of gates and one of ups, x's times
+// these. A row's of four ranges are read at once: read one by one they cost as many turns at the
+// cache as there are rows, in every range. The next four are under way by then: else each four take
+// as long as memory does to answer.
+template <class Way, bool kAreMade>
 class ScalesFeed {
  public:
   __device__ ScalesFeed(const TurnedRing<Way>& ring, const TurnedShare<Way>& share,
@@ -21,7 +22,8 @@ class ScalesFeed {
       : ring_(ring),
         share_(share),
         in_(in),
-        are_vectors_(in.groups % 4 == 0 && IsVector(in.x_scales) && IsVector(in.weight_scales)) {}
+        are_vectors_(in.groups % 4 == 0 && IsVector(in.x_scales) && IsVector(in.weight_scales)),
+        tile_(share.first) {}
 
   __device__ void Run() {
     Fours now, next;
@@ -45,14 +47,17 @@ class ScalesFeed {
 
  private:
   static constexpr int kThreads = kScaleWarps * 32;
-  static constexpr int kRows = (Way::kScales + kThreads - 1) / kThreads;
+  static constexpr int kAll = Way::kTileX + (kAreMade ? 0 : Way::kTileWeight);
+  static constexpr int kPlaces = (kAll + kThreads - 1) / kThreads;  // that a thread writes
+  static constexpr int kParts = Way::kGated ? 2 : 1;
+  static constexpr int kRows = kPlaces + (kAreMade ? kParts : 0);
   static constexpr bool kIsAhead = kRows < 4;  // of more there are no registers for two
 
   static __device__ __forceinline__ bool IsVector(const float* p) {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0;
   }
   __device__ __forceinline__ bool IsThere(int i) const {
-    return (i + 1) * kThreads <= Way::kScales || thread_ + i * kThreads < Way::kScales;
+    return (i + 1) * kThreads <= kAll || thread_ + i * kThreads < kAll;
   }
 
   // Of its rows scales of four ranges.
@@ -64,7 +69,7 @@ class ScalesFeed {
     k_ += 4;
     if (k_ < share_.steps) return;
     k_ = 0;
-    tile_ += gridDim.x;
+    tile_ += share_.stride;
   }
 
   // Those behind a row's last are as it is; there may be no such tile.
@@ -86,20 +91,33 @@ class ScalesFeed {
 
   __device__ __forceinline__ void Find(const TurnedPlace& place) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kPlaces; ++i) {
       const int row = thread_ + i * kThreads;
-      rows_[i] = row < Way::kTileX
-                     ? in_.ScalesOfX(place, row)
-                     : in_.ScalesOfWeight<Way::kGated>(place, share_.n, row - Way::kTileX);
+      rows_[i] = kAreMade || row < Way::kTileX ? in_.ScalesOfX(place, row)
+                                               : OfWeight(place, row - Way::kTileX);
     }
+#pragma unroll
+    for (int i = kPlaces; i < kRows; ++i) rows_[i] = OfWeight(place, (i - kPlaces) * kTurnedPart);
+  }
+  __device__ __forceinline__ const float* OfWeight(const TurnedPlace& place, int row) const {
+    return in_.ScalesOfWeight<Way::kGated>(place, share_.n, row);
   }
 
   __device__ __forceinline__ void Put(const Fours& fours, int nth) {
     float* to = ring_.scales + stage_.s * Way::kScales + thread_;
     Await(ring_.x_empty + stage_.s, stage_.phase ^ 1);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if (IsThere(i)) to[i * kThreads] = fours.of[i][nth];
+    for (int i = 0; i < kPlaces; ++i) {
+      if (!IsThere(i)) continue;
+      if constexpr (kAreMade) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          to[part * Way::kTileX + i * kThreads] =
+              __fmul_rn(fours.of[i][nth], fours.of[kPlaces + part][nth]);
+        }
+      } else {
+        to[i * kThreads] = fours.of[i][nth];
+      }
     }
     __syncwarp();
     if (thread_ % 32 == 0) Arrive(ring_.x_full + stage_.s);
@@ -112,7 +130,7 @@ class ScalesFeed {
   const bool are_vectors_;
   const int thread_ = threadIdx.x % kThreads;
   TurnedStage<Way::kXStages> stage_;
-  int tile_ = blockIdx.x, k_ = 0;  // what is read next
+  int tile_, k_ = 0;  // what is read next
   const float* rows_[kRows] = {};
 };
 
@@ -138,13 +156,13 @@ class TurnedFeed {
     WaitForEarlierGrids();
     LetNextGridStart();
     if (in_.row != nullptr) {
-      LoadNamed();
+      if constexpr (Way::kTakesNamed) LoadNamed();
     } else if (threadIdx.x == kWeightThread) {
       LoadOtherWeight();
     } else if (threadIdx.x == kXThread) {
       LoadBoxesOfX();
     } else if (threadIdx.x >= kTurnedGroup - kScaleWarps * 32) {
-      ScalesFeed<Way>(ring_, share_, in_).Run();
+      BringOthers();
     }
   }
 
@@ -152,12 +170,20 @@ class TurnedFeed {
   static constexpr int kWeightThread = 0, kXThread = 32;
   static constexpr int kItems = Way::kTileX / 16;  // of 16 bytes, of each row by 8 threads
 
+  __device__ void BringOthers() const {
+    if (in_.AreScalesMade()) {
+      ScalesFeed<Way, true>(ring_, share_, in_).Run();
+    } else {
+      ScalesFeed<Way, false>(ring_, share_, in_).Run();
+    }
+  }
+
   // Asks for the scales of the first tile's rows of the weight to be brought near.
   __device__ void BringScales() const {
     constexpr int kLine = 128 / sizeof(float);
-    if (threadIdx.x >= Way::kTileWeight || blockIdx.x >= share_.Count()) return;
+    if (threadIdx.x >= Way::kTileWeight || share_.first >= share_.Count()) return;
     const float* row =
-        in_.ScalesOfWeight<Way::kGated>(share_.Place(blockIdx.x), share_.n, threadIdx.x);
+        in_.ScalesOfWeight<Way::kGated>(share_.Place(share_.first), share_.n, threadIdx.x);
 #pragma unroll 1
     for (int at = 0; at < in_.groups; at += kLine) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
@@ -184,7 +210,16 @@ class TurnedFeed {
       uint64_t* full = ring_.x_full + stage.s;
       Await(ring_.x_empty + stage.s, stage.phase ^ 1);
       ExpectBytes(full, Way::kXBytes);
-      LoadBox(ring_.x + stage.s * Way::kXBytes, map_x_, turn.k * kScaledRange, turn.place.row, full);
+      uint8_t* to = ring_.x + stage.s * Way::kXBytes;
+      const int column = turn.k * kScaledRange;
+      if constexpr (Way::kCluster == 1) {
+        LoadBox(to, map_x_, column, turn.place.row, full);
+      } else {
+        constexpr int kRows = Way::kTileX / Way::kCluster;
+        const int behind = share_.rank * kRows;
+        LoadBoxForAll(to + behind * kTurnedRowBytes, map_x_, column, turn.place.row + behind, full,
+                      Way::kEveryBlock);
+      }
     }
   }
 

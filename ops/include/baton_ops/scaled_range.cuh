@@ -10,34 +10,57 @@ namespace baton_ops::cuda {
 
 constexpr int kScaledStep = 32;  // numbers of a range that a product takes
 
-// The scales of a range: of the rows that a lane has sums of, and of its two of the weight, which
-// are eight apart.
-template <int kColumns>
+// The scales of a range: of the rows of x that a lane has sums of, times those of its two rows of the
+// weight, which are eight apart. Either they are made, for both of these, or they are made here.
+template <class Way>
 struct TurnedScales {
-  float2 x[kColumns / 8];
+  static constexpr int kColumns = Way::kColumns;
+  const float* of_x;
   float weight[2];
-  __device__ __forceinline__ TurnedScales(const float* of_x, const float* of_weight, int q)
-      : weight{of_weight[0], of_weight[8]} {
+  bool are_made;
+  __device__ __forceinline__ TurnedScales(const float* scales, bool are_made, int first_x, int row,
+                                          int q)
+      : of_x(scales + first_x + q * 2), weight{}, are_made(are_made) {
+    if (are_made) return;
+    weight[0] = scales[Way::kTileX + row];
+    weight[1] = scales[Way::kTileX + row + 8];
+  }
+  // Adds sums times their scale, rounded once for both.
+  __device__ __forceinline__ void AddTo(float (&total)[kColumns / 2],
+                                        const float (&sums)[kColumns / 2]) const {
+    if (are_made) {
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      x[j] = *reinterpret_cast<const float2*>(of_x + j * 8 + q * 2);
+      for (int i = 0; i < kColumns / 2; i += 4) {
+        const float2 one = At(i / 4), other = Way::kGated ? At(i / 4 + Way::kTileX / 8) : one;
+        AddFour(total, sums, i, one.x, one.y, other.x, other.y);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; i += 4) {
+        const float2 x = At(i / 4);
+        AddFour(total, sums, i, __fmul_rn(x.x, weight[0]), __fmul_rn(x.y, weight[0]),
+                __fmul_rn(x.x, weight[1]), __fmul_rn(x.y, weight[1]));
+      }
     }
   }
-  // A sum times the row's scale and then the weight's.
-  __device__ __forceinline__ float Scaled(const float (&sums)[kColumns / 2], int i) const {
-    const float2 of_x = x[i / 4];
-    return __fmul_rn(__fmul_rn(sums[i], i % 2 ? of_x.y : of_x.x), weight[i / 2 % 2]);
+
+ private:
+  // Of eight rows of x the lane's two.
+  __device__ __forceinline__ float2 At(int nth) const {
+    return *reinterpret_cast<const float2*>(of_x + nth * 8);
   }
-  // Adds such to the total.
-  __device__ __forceinline__ void Add(const float (&sums)[kColumns / 2],
-                                      float (&total)[kColumns / 2]) const {
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) total[i] = __fadd_rn(total[i], Scaled(sums, i));
+  static __device__ __forceinline__ void AddFour(float (&total)[kColumns / 2],
+                                                 const float (&sums)[kColumns / 2], int i, float a,
+                                                 float b, float c, float d) {
+    total[i] = __fmaf_rn(sums[i], a, total[i]);
+    total[i + 1] = __fmaf_rn(sums[i + 1], b, total[i + 1]);
+    total[i + 2] = __fmaf_rn(sums[i + 2], c, total[i + 2]);
+    total[i + 3] = __fmaf_rn(sums[i + 3], d, total[i + 3]);
   }
 };
 
-// Begins the products of a range, of a warpgroup's rows of the weight and of x's in shared memory:
-// two groups of them, of which the second is the last product.
+// Begins the products of a range, of a warpgroup's rows of the weight and of x's in shared memory,
+// as one group.
 template <int kColumns>
 __device__ __forceinline__ void BeginRange(const UniformDescriptor& weight,
                                            const UniformDescriptor& x,
@@ -49,8 +72,8 @@ __device__ __forceinline__ void BeginRange(const UniformDescriptor& weight,
   for (int step = 0; step < kSteps; ++step) {
     WgmmaOfE4m3<kColumns>::Multiply(sums, weight.Behind(step * kScaledStep),
                                     x.Behind(step * kScaledStep), step != 0);
-    if (step >= kSteps - 2) CommitProducts();
   }
+  CommitProducts();
 }
 
 // Stores a tile's sums of a warp: of so many rows of x and of the weight's behind its first.

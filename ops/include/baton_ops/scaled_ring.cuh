@@ -13,6 +13,7 @@ namespace baton_ops::cuda {
 
 constexpr int kScaleWarps = 2;  // that bring scales where rows of x follow each other
 constexpr int kTurnedGroup = 128, kTurnedRowBytes = 128, kTurnedHeadBytes = 6 * 1024;
+constexpr int kTurnedPart = 8;           // rows of gates, then of ups, of a gated tile
 constexpr int kTurnedBandRows = 2048;  // of x, whose tiles are all computed before the next ones'
 
 // Rows of the output, its column, and the expert; behind the last one what is beside experts.
@@ -30,6 +31,11 @@ struct TurnedInput {
   int beside_rows, pairs;
   const float* beside_scales;
   int scale_shift;  // as in ScaledParams
+  // Whether scales in a stage are of x's rows times the weight's: where those of a tile are one, or
+  // one of gates and one of ups, and nobody copies them one by one.
+  __device__ __forceinline__ bool AreScalesMade() const {
+    return scale_shift > 0 && row == nullptr;
+  }
   __device__ __forceinline__ bool HasBeside() const { return beside_rows > 0; }
   __device__ __forceinline__ int Parts() const { return experts + (HasBeside() ? 1 : 0); }
   __device__ __forceinline__ bool IsBeside(const TurnedPlace& place) const {
@@ -67,7 +73,7 @@ struct TurnedTile {
   static constexpr int kManyRegisters = kColumns < 128 ? 216 : 224;
   static constexpr int kWeightGroups = kWeightGroupsOf, kReaders = kGroups;
   static constexpr int kTileX = kColumns * kGroups / kWeightGroups;
-  static constexpr int kTotalBytes = 0, kAtOnce = 1;
+  static constexpr int kTotalBytes = 0;
 };
 
 // The same where each of some warpgroups has ranges of its own, of all of a tile: see
@@ -75,37 +81,37 @@ struct TurnedTile {
 template <int kGroupsOf, int kColumnsOf, bool kGatedOf>
 struct RangesTile {
   static constexpr bool kHaveRanges = true, kGated = kGatedOf;
-  static constexpr int kGroups = kGroupsOf, kColumns = kColumnsOf, kFewRegisters = 56;
+  static constexpr int kGroups = kGroupsOf, kColumns = kColumnsOf;
+  static constexpr int kFewRegisters = 56;
   static constexpr int kManyRegisters = kGroups == 4 ? 104 : 152;
   static constexpr int kWeightGroups = 1, kReaders = 1, kTileX = kColumns;
-  static constexpr int kAtOnce = kColumns < 64 ? 1 : 2;  // ranges of one's turn
   static constexpr int kTotalBytes = kTurnedGroup * kColumns / 2 * int{sizeof(float)};
 };
 
-// What follows of that. A stage has so many warpgroups that read it.
-template <class Tile>
+// What follows of that. A stage has so many warpgroups that read it. Blocks of a cluster have tiles
+// of the same rows of x, beside each other: each loads a part of these for all.
+template <class Tile, int kClusterOf = 1>
 struct TurnedWay : Tile {
-  using Tile::kAtOnce, Tile::kColumns, Tile::kFewRegisters, Tile::kGated, Tile::kGroups,
+  static constexpr int kCluster = kClusterOf, kEveryBlock = (1 << kCluster) - 1;
+  using Tile::kColumns, Tile::kFewRegisters, Tile::kGated, Tile::kGroups,
       Tile::kHaveRanges, Tile::kManyRegisters, Tile::kReaders, Tile::kTileX, Tile::kTotalBytes,
       Tile::kWeightGroups;
   static constexpr int kThreads = (kGroups + 1) * kTurnedGroup, kTileWeight = 64 * kWeightGroups;
   static constexpr int kOutN = kGated ? kTileWeight / 2 : kTileWeight;
   static constexpr int kXBytes = kTileX * kScaledRange;
   static constexpr int kWeightBytes = kTileWeight * kScaledRange;
-  static constexpr int kScales = kTileX + kTileWeight;
-  static constexpr int kUnderWay = kHaveRanges ? kGroups * kAtOnce : 0;  // of who has ranges
+  static constexpr int kScales = kTileX + (kTileX > kTileWeight ? kTileX : kTileWeight);
+  static constexpr bool kTakesNamed = kCluster == 1 && kTileX <= kTurnedGroup;  // a thread a row's scale
+  static constexpr int kUnderWay = kHaveRanges ? kGroups : 0;  // of who has ranges
   // More ranges of x are in stages where one is over sooner.
-  static constexpr int kXStages = kTileX < 64     ? 8
-                                  : kTileX == 128 ? 4
-                                  : kUnderWay > 5 ? kUnderWay
-                                                  : 5;
+  static constexpr int kXStages = kTileX < 64 ? 8 : kTileX == 64 ? 6 : 5;
   static constexpr int kOtherBytes =
       kTurnedHeadBytes + kXStages * (kXBytes + kScales * int{sizeof(float)}) + kTotalBytes;
   static constexpr int kFit = (kFewSharedBytes - kOtherBytes) / kWeightBytes;
   static constexpr int kWeightStages = kFit < 16 ? kFit : 16;
   static constexpr int kSharedBytes = kOtherBytes + kWeightStages * kWeightBytes;
-  static_assert(kWeightStages > kXStages);
-  static_assert(kTileX <= kTurnedGroup && kTileWeight <= kTurnedGroup, "a thread has a row");
+  static_assert(kWeightStages >= kXStages);
+  static_assert(kTileWeight <= kTurnedGroup, "a thread has a row");
   // Who waits for a stage must know that what it held before had come, which of all before its last
   // turn it does.
   static_assert(kXStages >= kUnderWay);
@@ -137,9 +143,17 @@ struct TurnedRing {
     for (int s = 0; s < Way::kWeightStages; ++s) InitBarrier(weight_full + s, 1);
     for (int s = 0; s < Way::kXStages; ++s) {
       InitBarrier(x_full + s, (is_named ? kTurnedGroup : kScaleWarps + 1) + 1);
-      InitBarrier(x_empty + s, Way::kReaders * kTurnedGroup / 32);
+      InitBarrier(x_empty + s, Way::kCluster * Way::kReaders * kTurnedGroup / 32);
     }
     PublishBarriers();
+  }
+  // Gives a stage back, by a warp that has multiplied it, to all who load a part of it.
+  __device__ __forceinline__ void Release(int s, int lane) const {
+    if constexpr (Way::kCluster == 1) {
+      if (lane == 0) Arrive(x_empty + s);
+    } else {
+      if (lane < Way::kCluster) ArriveOf(x_empty + s, static_cast<uint32_t>(lane));
+    }
   }
 };
 
@@ -148,10 +162,12 @@ using TurnedStage = RingStage<kStages>;
 
 // Tiles of the same columns follow each other, so that their weight is read once; of many rows
 // without experts, all tiles of so many rows that they stay in the L2 cache come first.
+// A cluster takes as many tiles at once as it has blocks, of columns beside each other.
 template <class Way>
 struct TurnedShare {
   const int *before, *begins;
   int experts, row_tiles, height, columns, steps, m, n;
+  int rank = 0, first, stride;  // of the tiles of the block's number
   __device__ TurnedShare(const TurnedInput& in, const MatmulOutput& out,
                          const TurnedRing<Way>& ring)
       : before(ring.before),
@@ -159,19 +175,27 @@ struct TurnedShare {
         experts(in.starts == nullptr ? 0 : in.Parts()),
         row_tiles(experts > 0 ? before[experts] : (out.m + Way::kTileX - 1) / Way::kTileX),
         height(experts > 0 ? Way::kTileX : ((out.m + row_tiles - 1) / row_tiles + 7) / 8 * 8),
-        columns((out.n + Way::kOutN - 1) / Way::kOutN),
+        columns((out.n + kColumnsAtOnce - 1) / kColumnsAtOnce),
         steps((in.in + kScaledRange - 1) / kScaledRange),
         m(out.m),
-        n(out.n) {}
+        n(out.n),
+        first(blockIdx.x / Way::kCluster),
+        stride(gridDim.x / Way::kCluster) {
+    if constexpr (Way::kCluster > 1) rank = static_cast<int>(ClusterRank());
+  }
+  static constexpr int kColumnsAtOnce = Way::kOutN * Way::kCluster;
+  __device__ int Column(int nth) const { return nth * kColumnsAtOnce + rank * Way::kOutN; }
   __device__ int Count() const { return row_tiles * columns; }
-  __device__ int Mine() const { return TilesOfBlock(Count()); }
+  __device__ int Mine() const {
+    return first < Count() ? (Count() - 1 - first) / stride + 1 : 0;
+  }
   __device__ TurnedPlace Place(int tile) const {
     if (experts == 0) {
       constexpr int kBand = kTurnedBandRows / Way::kTileX;
       const int first = tile / (kBand * columns) * kBand, band = min(kBand, row_tiles - first);
       const int at = tile - first * columns, column = at / band;
       const int row = (first + at - column * band) * height;
-      return {row, min(m, row + height), column * Way::kOutN, 0};
+      return {row, min(m, row + height), Column(column), 0};
     }
     const int column = tile / row_tiles, nth = tile - column * row_tiles;
     int expert = 0, end = experts;  // before[expert] <= nth < before[end]
@@ -181,7 +205,7 @@ struct TurnedShare {
       (before[middle] <= nth ? expert : end) = middle;
     }
     const int row = begins[expert] + (nth - before[expert]) * Way::kTileX;
-    return {row, min(begins[expert + 1], row + Way::kTileX), column * Way::kOutN, expert};
+    return {row, min(begins[expert + 1], row + Way::kTileX), Column(column), expert};
   }
 };
 
@@ -189,9 +213,11 @@ struct TurnedShare {
 template <class Way>
 struct TurnedTurn {
   const TurnedShare<Way>& share;
-  int tile = blockIdx.x, k = 0;
+  int tile, k = 0;
   TurnedPlace place{};
-  __device__ explicit TurnedTurn(const TurnedShare<Way>& share) : share(share) { Find(); }
+  __device__ explicit TurnedTurn(const TurnedShare<Way>& share) : share(share), tile(share.first) {
+    Find();
+  }
   __device__ bool IsOver() const { return tile >= share.Count(); }
   __device__ void Find() {
     if (!IsOver()) place = share.Place(tile);
@@ -199,7 +225,7 @@ struct TurnedTurn {
   __device__ void Advance() {
     if (++k < share.steps) return;
     k = 0;
-    tile += gridDim.x;
+    tile += share.stride;
     Find();
   }
 };

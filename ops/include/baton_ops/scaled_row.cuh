@@ -22,13 +22,18 @@ namespace baton_ops::cuda {
 constexpr int kRowTile = 32;                   // rows of the weight
 constexpr int kRowGroups = 4, kRowGroup = 128;  // warpgroups that multiply, and their threads
 constexpr int kRowMultipliers = kRowGroups * kRowGroup, kRowWarps = kRowMultipliers / kWarp;
-constexpr int kRowThreads = kRowMultipliers + kWarp;  // the last warp loads
+constexpr int kRowThreads = kRowMultipliers + kRowGroups * kWarp;  // a warp loads for each
 constexpr int kRowStages = 16, kRowStageBytes = 2 * kRowTile * kScaledRange;
 constexpr int kMostRowPairs = 64;       // rows of the output, of experts
 constexpr int kMostOwnRows = 8;         // of x, a token's
 constexpr int kMostRowColumns = 12288;  // of x
 constexpr int kMostRangesOfWarp = kMostRowColumns / kScaledRange / kRowWarps;
 constexpr int kRowBeyond = 128;  // bytes behind x that are read for nobody
+
+// What a range's products make of a row of the weight, and the scale of that.
+struct RowScaledSum {
+  float sum, scale;
+};
 
 template <bool kGatedOf>
 struct RowScaledWay {
@@ -39,7 +44,7 @@ struct RowScaledWay {
   static constexpr int SharedBytes(int ranges, int rows) {
     const int x_bytes = rows * ((ranges + 1) / 2 * 2 * kScaledRange + ranges * int{sizeof(float)});
     return kRowStages * kRowStageBytes + kRowBeyond + x_bytes +
-           ranges * 2 * kRowTile * int{sizeof(float)};
+           ranges * 2 * kRowTile * int{sizeof(RowScaledSum)};
   }
 };
 
@@ -153,13 +158,14 @@ struct RowScaledTurn {
 // two columns are 16 bytes apart, and what follows in depth is 32 bytes behind.
 struct RowScaledMemory {
   uint8_t *stages, *x;
-  float *scales, *sums;
+  RowScaledSum* sums;
+  float* scales;
   int of_row;  // bytes of a row of x
   __device__ RowScaledMemory(uint8_t* memory, int ranges, int rows)
       : stages(memory), x(memory + kRowStages * kRowStageBytes) {
     of_row = (ranges + 1) / 2 * 2 * kScaledRange;
-    scales = reinterpret_cast<float*>(x + rows * of_row + kRowBeyond);
-    sums = scales + rows * ranges;
+    sums = reinterpret_cast<RowScaledSum*>(x + rows * of_row + kRowBeyond);
+    scales = reinterpret_cast<float*>(sums + 2 * ranges * kRowTile);
   }
   // Where four columns of a range of x begin.
   __device__ __forceinline__ uint8_t* Place(int row, int range, int column) const {
@@ -179,7 +185,7 @@ struct RowScaledBarriers {
   }
 };
 
-// The thread that asks for the weight, stage after stage.
+// A thread that asks for the weight, every so many-th stage: asking takes some 200 cycles.
 template <class Way>
 class RowScaledFeed {
  public:
@@ -191,30 +197,45 @@ class RowScaledFeed {
         barriers_(barriers),
         map_weight_(map_weight),
         map_beside_(map_beside),
-        turn_(tiles, 0) {}
+        turn_(tiles, MyGroup()) {
+    stage_.Advance(MyGroup());
+  }
+  static __device__ __forceinline__ bool IsOne() {
+    return threadIdx.x >= kRowMultipliers && threadIdx.x % kWarp == 0;
+  }
 
   // Fills the ring, or begins to with the row beside, which is always known.
   __device__ __forceinline__ void Begin(bool is_known) {
-    while (begun_ < kRowStages && !IsOver() && (is_known || tiles_.IsBeside(turn_.tile))) Load();
+    while (begun_ < kStages && !IsOver() && (is_known || tiles_.IsBeside(turn_.tile))) Load();
   }
   __device__ __forceinline__ void Run() {
     while (!IsOver()) {
-      if (begun_ >= kRowStages) Await(barriers_.empty + stage_.s, stage_.phase ^ 1);
+      if (begun_ >= kStages) Await(barriers_.empty + stage_.s, stage_.phase ^ 1);
       Load();
     }
   }
 
  private:
+  static constexpr int kStages = kRowStages / kRowGroups;  // its own
+  static __device__ __forceinline__ int MyGroup() {
+    return static_cast<int>(threadIdx.x / kWarp) % kRowGroups;
+  }
   __device__ __forceinline__ bool IsOver() const { return turn_.tile >= tiles_.end; }
   __device__ __forceinline__ void Load() {
+    if (turn_.tile != found_) Find();
     uint64_t* full = barriers_.full + stage_.s;
-    const bool is_beside = tiles_.IsBeside(turn_.tile);
     ExpectBytes(full, kRowStageBytes);
-    LoadRanges(memory_.stages + stage_.s * kRowStageBytes, is_beside ? map_beside_ : map_weight_,
-               tiles_.Column(turn_.tile), turn_.k * 2, tiles_.Expert(turn_.tile), full);
+    LoadRanges(memory_.stages + stage_.s * kRowStageBytes, map_, column_, turn_.k * 2, expert_,
+               full);
     ++begun_;
-    stage_.Advance();
-    turn_.Advance(1);
+    stage_.Advance(kRowGroups);
+    turn_.Advance(kRowGroups);
+  }
+  __device__ __forceinline__ void Find() {
+    found_ = turn_.tile;
+    map_ = tiles_.IsBeside(found_) ? map_beside_ : map_weight_;
+    column_ = tiles_.Column(found_);
+    expert_ = tiles_.Expert(found_);
   }
 
   const RowScaledTiles<Way>& tiles_;
@@ -223,7 +244,8 @@ class RowScaledFeed {
   const CUtensorMap *map_weight_, *map_beside_;
   RowScaledTurn<Way> turn_;
   RingStage<kRowStages> stage_;
-  int begun_ = 0;
+  int begun_ = 0, found_ = -1, column_ = 0, expert_ = 0;  // found_: the tile that the rest is of
+  const CUtensorMap* map_ = nullptr;
 };
 
 // A thread of those that multiply.
@@ -280,11 +302,14 @@ class RowScaledMultiply {
   // Of its next stage, where there is one: of the range that the thread has two rows' sums of.
   __device__ __forceinline__ void LoadScales() {
     if (turn_.tile >= tiles_.end) return;
+    if (turn_.tile != found_) {
+      found_ = turn_.tile;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) of_weight_[i] = tiles_.WeightScales(found_, tile_row_ + i * 8);
+    }
     const int range = min(turn_.k * 2 + part_, ranges_ - 1);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      next_[i] = __ldg(tiles_.WeightScales(turn_.tile, tile_row_ + i * 8) + range);
-    }
+    for (int i = 0; i < 2; ++i) next_[i] = __ldg(of_weight_[i] + range);
   }
 
   __device__ __forceinline__ void Multiply(const UniformDescriptor& weight, int row, int buffer) {
@@ -311,20 +336,23 @@ class RowScaledMultiply {
     stage_.Advance(kRowGroups);
     if (lane_ % 4 != 0 || range >= ranges_) return;
     const float scale = memory_.scales[row * ranges_ + range];
-    float* to = memory_.sums + (buffer * ranges_ + range) * kRowTile + tile_row_;
+    RowScaledSum* to = memory_.sums + (buffer * ranges_ + range) * kRowTile + tile_row_;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float sum = part_ == 0 ? sums[i * 2] : sums[i * 2 + 1];
-      to[i * 8] = __fmul_rn(__fmul_rn(sum, scale), scales[i]);
+      to[i * 8] = {sum, __fmul_rn(scale, scales[i])};
     }
   }
 
   // The lane's row of a tile.
   __device__ __forceinline__ float AddUp(int buffer) const {
-    const float* sums = memory_.sums + buffer * ranges_ * kRowTile + lane_;
+    const RowScaledSum* sums = memory_.sums + buffer * ranges_ * kRowTile + lane_;
     float total = 0.0f;
 #pragma unroll 8
-    for (int i = 0; i < ranges_; ++i) total = __fadd_rn(total, sums[i * kRowTile]);
+    for (int i = 0; i < ranges_; ++i) {
+      const RowScaledSum here = sums[i * kRowTile];
+      total = __fmaf_rn(here.sum, here.scale, total);
+    }
     return total;
   }
 
@@ -347,6 +375,8 @@ class RowScaledMultiply {
   const int ranges_, first_;
   RowScaledTurn<Way> turn_;
   RingStage<kRowStages> stage_;
+  int found_ = -1;  // the tile whose rows' scales these are
+  const float* of_weight_[2] = {};
   float next_[2] = {};
 };
 
@@ -375,16 +405,17 @@ __global__ void __launch_bounds__(kRowThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ int expert_of[kMostRowPairs];
   __shared__ RowScaledBarriers barriers;
-  const bool has_experts = in.starts != nullptr, is_feeder = threadIdx.x == kRowMultipliers;
+  const bool has_experts = in.starts != nullptr, is_feeder = RowScaledFeed<Way>::IsOne();
   const bool waits_first = has_experts && !rows.are_starts_early;
   RowScaledTiles<Way> tiles(in, rows, expert_of);
-  if (is_feeder) {
+  if (threadIdx.x == kRowMultipliers) {
     barriers.Init();
     PrefetchMap(&map_weight);
     if (rows.beside.is_there) PrefetchMap(&map_beside);
   }
   if (!has_experts) tiles.SetRows(0, in.rows);
   if (has_experts && !waits_first) FindExperts(tiles, expert_of);
+  __syncthreads();
   const RowScaledMemory memory(shared, in.groups, rows.chunk > 0 ? 2 : 1);
   RowScaledFeed<Way> feed(tiles, memory, barriers, &map_weight, &map_beside);
   if (is_feeder) feed.Begin(!waits_first);

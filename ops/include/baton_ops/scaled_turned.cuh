@@ -15,9 +15,8 @@
 
 namespace baton_ops::cuda {
 
-// A thread that multiplies. Both warpgroups take turns at the tensor cores: one multiplies while the
-// other scales and adds. A turn is given when all products but a range's last are over, not when
-// they are begun: those of two warpgroups that are under way together end together.
+// A thread that multiplies. It has two ranges' products under way, and adds the first's sums while
+// the second's are made; while it adds those the other warpgroup's products are.
 template <class Way>
 class TurnedMultiply {
  public:
@@ -28,78 +27,79 @@ class TurnedMultiply {
         out_(out),
         is_whole_(in.groups == 1 && in.in > kScaledRange),
         is_copied_(in.row != nullptr),
+        are_made_(in.AreScalesMade()),
         weight_(ring.weight + first_weight_ * kTurnedRowBytes),
         x_(ring.x + first_x_ * kTurnedRowBytes) {}
 
   __device__ void Run() {
-    const int ranges = share_.Mine() * share_.steps;
-    if (ranges == 0) return;
-    if (group_ == 1) GiveTurn();
+    const int tiles = share_.Mine();
 #pragma unroll 1
-    for (int i = 0; i < ranges; ++i) Turn();
-    if (group_ == 0) TakeTurn();  // hears the other's last word
+    for (int nth = 0; nth < tiles; ++nth) {
+      for (float& each : total_) each = 0.0f;
+      int left = share_.steps;
+#pragma unroll 1
+      for (; left > 1; left -= 2) {
+        float first[kSums], second[kSums];
+        Begin(first);
+        Begin(second);
+        AwaitProducts<1>();
+        Finish(first, false);
+        AwaitProducts<0>();
+        Finish(second, left == 2);
+      }
+      if (left == 1) {
+        float sums[kSums];
+        Begin(sums);
+        AwaitProducts<0>();
+        Finish(sums, true);
+      }
+      StoreTurned<Way>(total_, out_, share_.Place(share_.first + nth * share_.stride), first_x_,
+                       warp_row_, lane_);
+    }
   }
 
  private:
   static constexpr int kColumns = Way::kColumns, kSums = kColumns / 2;
-  static constexpr int kFirstTurn = 1;  // the named barrier of group 0; the next is group 1's
 
-  __device__ __forceinline__ void TakeTurn() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(kFirstTurn + group_), "n"(2 * kTurnedGroup) : "memory");
-  }
-  __device__ __forceinline__ void GiveTurn() const {
-    asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + 1 - group_), "n"(2 * kTurnedGroup)
-                 : "memory");
-  }
-
-  __device__ __forceinline__ void Turn() {
-    float sums[kSums];
+  // Begins the products of the next range.
+  __device__ __forceinline__ void Begin(float (&sums)[kSums]) {
     Await(ring_.weight_full + weight_stage_.s, weight_stage_.phase);
-    Await(ring_.x_full + stage_.s, stage_.phase);
+    Await(ring_.x_full + begun_.s, begun_.phase);
     if (is_copied_) PublishShared();
-    TakeTurn();
     BeginRange<kColumns>(weight_.Stage(weight_stage_.s * Way::kWeightBytes),
-                         x_.Stage(stage_.s * Way::kXBytes), sums);
-    AwaitProducts<1>();
-    GiveTurn();
-    const float* scales = ring_.scales + stage_.s * Way::kScales;
-    const TurnedScales<kColumns> of_range(scales + first_x_, scales + Way::kTileX + lane_row_,
-                                          lane_ % 4);
-    AwaitProducts<0>();
-    Hold(sums);
-    Add(of_range, sums);
-    __syncwarp();
-    if (lane_ == 0) Arrive(ring_.x_empty + stage_.s);
-    stage_.Advance();
+                         x_.Stage(begun_.s * Way::kXBytes), sums);
+    begun_.Advance();
     weight_stage_.Advance();
-    if (++k_ == share_.steps) Store();
+  }
+
+  // Adds what those of the range before have made, scaled, and gives its stage back.
+  __device__ __forceinline__ void Finish(float (&sums)[kSums], bool is_last) {
+    Hold(sums);
+    Add(TurnedScales<Way>(ring_.scales + stage_.s * Way::kScales, are_made_, first_x_, lane_row_,
+                          lane_ % 4),
+        sums, is_last);
+    __syncwarp();
+    ring_.Release(stage_.s, lane_);
+    stage_.Advance();
   }
 
   // Sums of a whole row are scaled once they are all there.
-  __device__ __forceinline__ void Add(const TurnedScales<kColumns>& scales,
-                                      const float (&sums)[kSums]) {
-    if (!is_whole_) return scales.Add(sums, total_);
+  __device__ __forceinline__ void Add(const TurnedScales<Way>& scales, const float (&sums)[kSums],
+                                      bool is_last) {
+    if (!is_whole_) return scales.AddTo(total_, sums);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) total_[i] = __fadd_rn(total_[i], sums[i]);
-    if (k_ + 1 < share_.steps) return;
+    if (!is_last) return;
     float whole[kSums] = {};
-    scales.Add(total_, whole);
+    scales.AddTo(whole, total_);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) total_[i] = whole[i];
-  }
-
-  __device__ __forceinline__ void Store() {
-    StoreTurned<Way>(total_, out_, share_.Place(tile_), first_x_, warp_row_, lane_);
-#pragma unroll
-    for (float& each : total_) each = 0.0f;
-    k_ = 0;
-    tile_ += gridDim.x;
   }
 
   const TurnedRing<Way>& ring_;
   const TurnedShare<Way>& share_;
   const MatmulOutput& out_;
-  const bool is_whole_, is_copied_;  // x by threads
+  const bool is_whole_, is_copied_, are_made_;  // x by threads; scales, of both
   const int group_ = threadIdx.x / kTurnedGroup - 1, lane_ = threadIdx.x % 32;
   const int first_x_ = Way::kWeightGroups == 2 ? 0 : group_ * kColumns;
   const int first_weight_ = Way::kWeightGroups == 2 ? group_ * 64 : 0;
@@ -107,9 +107,8 @@ class TurnedMultiply {
   const int lane_row_ = warp_row_ + lane_ / 4;
   const UniformDescriptor weight_, x_;
   TurnedStage<Way::kWeightStages> weight_stage_;
-  TurnedStage<Way::kXStages> stage_;
-  int k_ = 0, tile_ = blockIdx.x;
-  float total_[kSums] = {};
+  TurnedStage<Way::kXStages> begun_, stage_;  // what is multiplied, and what is added next
+  float total_[kSums];
 };
 
 template <class Way>
@@ -141,7 +140,11 @@ __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
     __syncthreads();
     if (threadIdx.x < kLanes) CountRowTiles(ring.begins, in.Parts(), Way::kTileX, ring.before);
   }
-  __syncthreads();
+  if constexpr (Way::kCluster == 1) {
+    __syncthreads();
+  } else {
+    SyncCluster();
+  }
   const TurnedShare<Way> share(in, out, ring);
   if (threadIdx.x < kTurnedGroup) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Way::kFewRegisters));
@@ -150,6 +153,8 @@ __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Way::kManyRegisters));
     TurnedMultiplier<Way>(ring, share, in, out).Run();
   }
+  // Others load into this block's memory, and arrive there, until they are done.
+  if constexpr (Way::kCluster > 1) SyncCluster();
 #endif
 }
 

@@ -35,8 +35,9 @@ TOKENS = (1, 8, 64, 256, 2048)
 EXPERTS, CHOSEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 """Of Qwen3-30B-A3B."""
 TILES = ("64x16", "64x32", "64x64", "64x128", "128x16", "128x32", "128x64", "128x128")
+CLUSTERS = ("64x64 by 2", "64x128 by 2", "128x128 by 2", "64x64 by 4", "64x128 by 4", "128x128 by 4")
 RANGES = ("ranges 64x16", "ranges 64x32", "ranges 64x64")
-WAYS = ("any", *TILES, *RANGES)
+WAYS = ("any", *TILES, *CLUSTERS, *RANGES)
 """For any GPU, then by tiles: rows of the weight, rows of x."""
 CACHE_BYTES, REPEATS = 160 << 20, 3
 OF_ONE = {
