@@ -36,17 +36,12 @@ def aligned(values: Array, off_bytes: int = 0) -> Array:
     return copy
 
 
-def rows_of(
-    rng: np.random.Generator, rows: int, columns: int, group: int, is_weight: bool = False
-) -> ScaledRows:
-    """Return rows at random; of activations with halves."""
+def rows_of(rng: np.random.Generator, rows: int, columns: int, group: int) -> ScaledRows:
+    """Return rows at random."""
     bits = rng.integers(0, 256, (rows, columns)).astype(np.uint8)
     bits[(bits & 0x7F) == 0x7F] = 0x7E
     scales = rng.uniform(1e-4, 1e-2, (rows, -(-columns // group))).astype(np.float32)
-    if is_weight or columns % 16 != 0:
-        return ScaledRows(aligned(bits), aligned(scales))
-    made = host_scaled.with_halves(ScaledRows(bits, scales))
-    return made._replace(values=aligned(made.values), scales=aligned(made.scales))
+    return ScaledRows(aligned(bits), aligned(scales))
 
 
 def wide(rows: int, outputs: int, dtype: Any) -> Array:
