@@ -39,7 +39,7 @@ Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t 
   late.Hide(in.x.values, x_rows * in.in);
   late.Hide(in.x.scales, x_rows * groups * of_scale);
   if (in.row != nullptr) late.Hide(in.row, in.rows * int64_t{sizeof(int32_t)}, 0);
-  if (!HopperTakesScaled(in, call.out, call.type)) return "not taken";
+  if (!HopperTakesScaled(in, call.out, call.type)) return "the product is not taken";
   return ScaledTurned(static_cast<ScaledWay>(way), in, call.out, processors, nullptr);
 }
 
@@ -74,7 +74,8 @@ Error host_scaled_row(const int64_t* words, const void* plain, int64_t plain_row
   if (in.experts > 0 && !is_known) {
     late.Hide(in.starts, (in.experts + 1) * int64_t{sizeof(int32_t)});
   }
-  if (!HopperTakesScaled(in, call.out, call.type) || !HopperTakesRow(in)) return "not taken";
+  if (!HopperTakesScaled(in, call.out, call.type)) return "the product is not taken";
+  if (!HopperTakesRow(in)) return "the row is not taken";
   return ScaledRow(in, call.out, processors, nullptr);
 }
 

@@ -10,6 +10,7 @@ import pytest
 from baton_testing.host_scaled import HostScaled, HostTurned
 from baton_testing.host_scaled_rows import aligned, rows_of, wide
 
+
 @pytest.mark.parametrize("way", range(1, 12))
 @pytest.mark.parametrize("processors", [1, 5])
 @pytest.mark.parametrize("is_gated", [True, False], ids=["first", "second"])

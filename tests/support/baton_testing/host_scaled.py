@@ -57,7 +57,9 @@ FAULTS = {
         "      if (!PLANTED) Arrive(ring_.x_full + stage.s);",
     ),
     "a row is multiplied before all of it is there": Fault(
-        "scaled_row.cuh", "PublishShared();\n    Meet()", "PublishShared();\n    if (!PLANTED) Meet()"
+        "scaled_row.cuh",
+        "PublishShared();\n    Meet()",
+        "PublishShared();\n    if (!PLANTED) Meet()",
     ),
     "a tile's sums are added before all of them are there": Fault(
         "scaled_row.cuh", "Meet();\n      if (warp_", "if (!PLANTED) Meet();\n      if (warp_"
@@ -70,8 +72,7 @@ FAULTS = {
     ),
     "a stage is given back while its products are under way": Fault(
         "scaled_row.cuh",
-        "    AwaitProducts<0>();\n    Hold(sums);\n    __syncwarp();\n"
-        "    if (lane_ == 0) Arrive(",
+        "    AwaitProducts<0>();\n    Hold(sums);\n    __syncwarp();\n    if (lane_ == 0) Arrive(",
         "    if (PLANTED && lane_ == 0) Arrive(barriers_.empty + stage_.s);"
         "    AwaitProducts<0>();\n    Hold(sums);\n    __syncwarp();\n"
         "    if (!PLANTED && lane_ == 0) Arrive(",
@@ -232,7 +233,6 @@ class HostTurned(host_orders.Ordered):
         given = (ctypes.c_void_p * 4)(*places)
         run = self._library.host_scaled_row
         _check(run(words, *rows, processors, n_weight_rows, known, given))
-
 
     def define(
         self,
