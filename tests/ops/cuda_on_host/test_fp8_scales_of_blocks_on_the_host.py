@@ -50,12 +50,13 @@ def test_scales_of_blocks_give_the_bits_of_the_same_scales_of_rows(
     turned.set(seed=way)
     any_gpu.set(seed=way)
     out, wanted = wide(23, OUTPUTS, np.uint16), wide(23, OUTPUTS, np.uint16)
-    for scales, given in [(each, wanted), (blocks, out)]:
-        arguments = x, scales, 128, given[:, :OUTPUTS], is_gated, row, starts
-        if way == 0:
-            any_gpu.matmul(*arguments)
-        else:
-            turned.matmul(way, *arguments)
+    given = 128, wanted[:, :OUTPUTS], is_gated, row, starts
+    (any_gpu.matmul if way == 0 else turned.define)(x, each, *given)
+    given = 128, out[:, :OUTPUTS], is_gated, row, starts
+    if way == 0:
+        any_gpu.matmul(x, blocks, *given)
+    else:
+        turned.matmul(way, x, blocks, *given)
     np.testing.assert_array_equal(out, wanted)
 
 
