@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_testing import host_cuda, host_scaled
-from baton_testing.host_scaled import HostChoice
+from baton_testing import host_cuda, host_scaled_choice
+from baton_testing.host_scaled_choice import HostChoice
 from baton_testing.published_models import REAL
 
 ANY = 0
@@ -79,7 +79,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> HostChoice:
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    unit = host_scaled.CHOICE
+    unit = host_scaled_choice.CHOICE
     return HostChoice(host_cuda.build(compiler, tmp_path_factory.mktemp("choice"), unit))
 
 

@@ -56,6 +56,15 @@ FAULTS = {
         "      if (i >= Way::kXStages) LoadWeight();\n"
         "      if (!PLANTED) Arrive(ring_.x_full + stage.s);",
     ),
+    "a range's last product is not waited for": Fault(
+        "scaled_turned.cuh", "AwaitProducts<0>();", "if (!PLANTED) AwaitProducts<0>();"
+    ),
+    "a range of one's own is not waited for": Fault(
+        "scaled_ranges.cuh", "AwaitProducts<0>();", "if (!PLANTED) AwaitProducts<0>();"
+    ),
+    "a tile's total is taken before it is given": Fault(
+        "scaled_ranges.cuh", "if (turn > 0) TakeTurn();", "if (turn > 0 && !PLANTED) TakeTurn();"
+    ),
     "a row is multiplied before all of it is there": Fault(
         "scaled_row.cuh",
         "PublishShared();\n    Meet()",
@@ -133,7 +142,7 @@ class HostScaled(host_orders.Ordered):
         )
         is_bf16 = int(x.dtype == np.uint16)
         stride = x.strides[0] // x.itemsize
-        _check(self._library.host_quantise(_words(x, stride, is_bf16, rows, columns, group, *out)))
+        check(self._library.host_quantise(_words(x, stride, is_bf16, rows, columns, group, *out)))
         return out
 
     def matmul(
@@ -153,7 +162,7 @@ class HostScaled(host_orders.Ordered):
             starts: i32[X + 1], where each expert's rows begin.
         """
         words = _product(x, weight, group, out, is_gated, row, starts)
-        _check(self._library.host_scaled_matmul(words))
+        check(self._library.host_scaled_matmul(words))
 
 
 class HostTurned(host_orders.Ordered):
@@ -204,7 +213,7 @@ class HostTurned(host_orders.Ordered):
         rows = [ctypes.c_int64(len(each.values)) for each in (x, weight)]
         places = [None] * 2 if beside is None else [each.ctypes.data for each in beside]
         more = (ctypes.c_void_p * 2)(*places), ctypes.c_int64(beside_rows)
-        _check(self._library.host_scaled_turned(words, way, processors, *rows, *more))
+        check(self._library.host_scaled_turned(words, way, processors, *rows, *more))
 
     def of_row(
         self,
@@ -232,7 +241,7 @@ class HostTurned(host_orders.Ordered):
         places = [each.ctypes.data for each in more] or [None] * 4
         given = (ctypes.c_void_p * 4)(*places)
         run = self._library.host_scaled_row
-        _check(run(words, *rows, processors, n_weight_rows, known, given))
+        check(run(words, *rows, processors, n_weight_rows, known, given))
 
     def define(
         self,
@@ -317,80 +326,7 @@ def _words(*values: Any) -> Any:
     return (ctypes.c_int64 * len(words))(*words)
 
 
-def _check(error: bytes | None) -> None:
+def check(error: bytes | None) -> None:
+    """Raise RuntimeError with what a library says is wrong, if anything is."""
     if error is not None:
         raise RuntimeError(error.decode())
-
-
-CHOICE = host_cuda.Unit(
-    ("scaled.cc",), "scaled_choice_entry.cc", lambda _, text: text, language="gpu.h"
-)
-"""The choice among all of them, which computes nothing."""
-
-
-class Chosen(NamedTuple):
-    """What a product comes to: its way, and how often rows were quantised before."""
-
-    way: int
-    n_quantised: int
-
-
-class HostChoice:
-    """The compiled choice of a way, on a GPU that is set."""
-
-    def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
-        self._library.host_scaled_choice.restype = ctypes.c_char_p
-        self._library.host_scaled_beside.restype = ctypes.c_char_p
-        self.ways = range(int(self._library.host_scaled_ways()))
-        self.set()
-
-    def set(
-        self, capability: tuple[int, int] = (9, 0), processors: int = 132, takes: bool = True
-    ) -> None:
-        """Set the GPU, and whether the kernels for Hopper take what comes."""
-        self._library.host_gpu(*capability, processors, takes)
-
-    def of(
-        self,
-        rows: int,
-        columns: int,
-        outputs: int,
-        is_gated: bool = False,
-        experts: int = 0,
-        *,
-        is_plain: bool = False,
-        way: int | None = None,
-    ) -> Chosen:
-        """Return what becomes of a product out[rows, outputs], of experts of all their rows.
-
-        Args:
-            is_plain: its rows are yet to be quantised.
-            way: the one that is asked for.
-
-        Raises:
-            RuntimeError: it is refused.
-        """
-        sizes = [ctypes.c_int64(size) for size in (rows, columns, outputs)]
-        found, quantised = ctypes.c_int(), ctypes.c_int()
-        asked = -1 if way is None else way
-        of_experts = is_gated, ctypes.c_int64(experts), is_plain, asked
-        to = ctypes.byref(found), ctypes.byref(quantised)
-        _check(self._library.host_scaled_choice(*sizes, *of_experts, *to))
-        return Chosen(found.value, quantised.value)
-
-    def beside(
-        self, pairs: int, tokens: int, experts: int, *, weight_off: int = 0, scales_off: int = 0
-    ) -> tuple[int, int]:
-        """Return how often experts' second product and what all tokens share, which lies behind
-        it, are launched, and how often rows are quantised.
-
-        Args:
-            weight_off: so many bytes behind a vector the weight of what is shared begins.
-            scales_off: or its scales.
-        """
-        sizes = [ctypes.c_int64(size) for size in (pairs, tokens, experts)]
-        launched, quantised = ctypes.c_int(), ctypes.c_int()
-        to = ctypes.byref(launched), ctypes.byref(quantised)
-        _check(self._library.host_scaled_beside(*sizes, weight_off, scales_off, *to))
-        return launched.value, quantised.value

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from baton_testing import host_scaled
+from baton_testing import host_matmul, host_scaled
 from baton_testing.host_scaled import ScaledRows
 
 Array = npt.NDArray[Any]
@@ -48,3 +48,20 @@ def wide(rows: int, outputs: int, dtype: Any) -> Array:
     """Return rows whose ends nobody may write."""
     beside = 8 if outputs % 8 == 0 else 3
     return aligned(np.full((rows, outputs + beside), GUARD, dtype))
+
+
+def nothing(*shape: int) -> Array:
+    """Return bf16 zeros that lie where vectors may begin."""
+    return aligned(np.zeros(shape, np.uint16))
+
+
+def ones(*shape: int) -> Array:
+    """Return bf16 that lie where vectors may begin."""
+    return aligned(host_matmul.bf16(np.ones(shape)))
+
+
+def row_of(rng: np.random.Generator, columns: int) -> Array:
+    """Return a row bf16[1, K], with a group of nothing."""
+    x = rng.standard_normal((1, columns))
+    x[:, 128:256] = 0.0
+    return aligned(host_matmul.bf16(x))

@@ -147,7 +147,8 @@ inline void BringVector(char* to, const char* from, int64_t bytes, const Late* l
   if (bytes <= 0) return;
   const char* const last = from + bytes - 1;
   if (!IsReadable(from) || !IsReadable(last)) Fail("a matrix is described as larger than it is", 0);
-  if (late != nullptr && (late->Holds(from) || late->Holds(last))) Fail("reads before it waited", 0);
+  if (late != nullptr && (late->Holds(from) || late->Holds(last)))
+    Fail("reads before it waited", 0);
   memcpy(to, from, static_cast<size_t>(bytes));
 }
 

@@ -88,9 +88,9 @@ __attribute__((optimize("O3"))) inline void Make(const Product& product, unsigne
   for (unsigned r = first; r < first + kWarpRows; ++r) {
     float sums[kMostColumns] = {};
     for (unsigned c = 0; c < kDepth; ++c) {
-      const float x = is_held               ? HeldAt(product, r, c)
+      const float x = is_held                                 ? HeldAt(product, r, c)
                       : product.operands == Operands::kTurned ? TurnedAt(product.x, r, c)
-                                                            : OperandAt(product.x, r, c);
+                                                              : OperandAt(product.x, r, c);
       for (unsigned j = 0; j < columns; ++j) sums[j] += x * y[c][j];
     }
     for (unsigned j = 0; j < columns; ++j) {
@@ -172,8 +172,7 @@ __attribute__((optimize("O3"))) inline void MakeOfE4m3(const Product& product, u
 }
 
 inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, bool adds,
-                         const uint32_t* words = nullptr,
-                         Operands operands = Operands::kBFloat16) {
+                         const uint32_t* words = nullptr, Operands operands = Operands::kBFloat16) {
   Warpgroup& group = MyGroup();
   const unsigned thread = Me().thread % kGroupThreads, at = group.next[thread]++;
   if (at == group.products.size()) {
