@@ -12,7 +12,6 @@ import pytest
 
 from baton_ops import scaled
 from baton_testing.stub_device import FIT, StubDevice, has_cuda_code
-from baton_worker.engine.backends.device.scaled_kernels import activation_bytes
 
 pytestmark = pytest.mark.skipif(
     not has_cuda_code(), reason="needs baton_ops with CUDA code on a machine without a GPU"
@@ -152,15 +151,6 @@ def beside_no_rows(**changed: Any) -> None:
     both_of_experts_rows(**none, **changed)
 
 
-WITH_HALVES = {
-    "x": tensor("bfloat16", ROWS, 304),
-    "values": tensor("uint8", ROWS, activation_bytes(304)),
-}
-HALVES_TO_MULTIPLY = {
-    "x": tensor("uint8", ROWS, activation_bytes(304)),
-    "weight": tensor("uint8", OUTPUTS, 304),
-}
-
 WHOLE = {
     "x_scales": tensor("float32", ROWS, 1),
     "weight_scales": tensor("float32", OUTPUTS, 1),
@@ -206,8 +196,6 @@ def beside_blocks(n_blocks: int, n_beside: int) -> None:
         (quantise, {}),
         (quantise, {"x": tensor("float32", ROWS, COLUMNS)}),
         (quantise, {"scales": tensor("float32", ROWS, 1)}),
-        (quantise, WITH_HALVES),
-        (multiply, HALVES_TO_MULTIPLY),
         (multiply, {}),
         (multiply, WHOLE),
         (multiply, {"out": tensor("float32", ROWS, OUTPUTS)}),

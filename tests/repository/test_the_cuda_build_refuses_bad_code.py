@@ -21,8 +21,9 @@ ptxas info    : (C7519) warpgroup.arrive is injected in around line 1245 by comp
 of registers in GMMA in function '_Z1f'
 """
 CODE = """\
-HGMMA.64x128x16.F32 UTMALDG.3D UTMALDG.4D UBLKCP ACQBULK PREEXIT USETMAXREG MOVM REDUX LDGSTS
-LDGSTS.E.BYPASS.128 F2FP.F16.E4M3 HMMA.16816.F32.BF16 LDSM.16.M88 LDSM.16.MT88 LDS.128
+HGMMA.64x128x16.F32 QGMMA.64x128x32.F32 QGMMA.64x8x32.F32 UTMALDG.2D UTMALDG.4D UTMALDG.5D UBLKCP
+ACQBULK PREEXIT USETMAXREG MOVM REDUX LDGSTS F2FP.F16.E4M3 HMMA.16816.F32.BF16 LDSM.16.M88
+LDSM.16.MT88 LDS.128
 STG.E.128.STRONG STG.E.128 STG.E.64.STRONG.SYS LDG.E.64.STRONG.SYS MEMBAR.SC.SYS LDG.E.STRONG.SYS
 LDG.E.128 R0
 """
@@ -95,7 +96,10 @@ def test_spilt_registers_are_refused(tmp_path: Path) -> None:
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     "word",
-    ["HGMMA.64x128x16.F32", "UTMALDG.4D", "USETMAXREG", "REDUX", "LDSM.16.M88", "STG.E.128"],
+    [
+        *("HGMMA.64x128x16.F32", "QGMMA.64x8x32.F32", "UTMALDG.4D", "UTMALDG.5D", "USETMAXREG"),
+        *("REDUX", "LDSM.16.M88", "STG.E.128"),
+    ],
 )
 def test_code_without_an_instruction_is_refused(tmp_path: Path, word: str) -> None:
     """Also where others are there whose names begin alike."""

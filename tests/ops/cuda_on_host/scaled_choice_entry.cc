@@ -17,7 +17,7 @@ Error Take(ScaledWay way) {
 
 }  // namespace
 
-bool HopperTakesScaled(const ScaledMatmulInput&, ElementType) { return is_for_hopper; }
+bool HopperTakesScaled(const ScaledMatmulInput&, const Rows&, ElementType) { return is_for_hopper; }
 bool HopperTakesRow(const ScaledMatmulInput&) { return false; }
 
 Error QuantiseRows(const QuantiseInput&, const ScaledRows&, Stream) {
@@ -27,13 +27,10 @@ Error QuantiseRows(const QuantiseInput&, const ScaledRows&, Stream) {
 Error ScaledOnAnyGpu(const ScaledMatmulInput&, const Rows&, ElementType, Stream) {
   return Take(ScaledWay::kAnyGpu);
 }
-Error ScaledFew(const ScaledMatmulInput&, const Rows&, ElementType, int, Stream) {
-  return Take(ScaledWay::kFew32x8);
-}
-Error ScaledTurned(ScaledWay way, const ScaledMatmulInput&, const Rows&, ElementType, int, Stream) {
+Error ScaledTurned(ScaledWay way, const ScaledMatmulInput&, const Rows&, int, Stream) {
   return Take(way);
 }
-Error ScaledRow(const ScaledMatmulInput&, const Rows&, ElementType, int, Stream) {
+Error ScaledRow(const ScaledMatmulInput&, const Rows&, int, Stream) {
   return "a row of its own kernel has no way";
 }
 
@@ -89,11 +86,11 @@ Error host_scaled_beside(int64_t pairs, int64_t tokens, int64_t experts, int wei
   in.group = kScaledGroup;
   in.experts = experts;
   in.plain = {rows, kColumns};
-  in.x = {reinterpret_cast<uint8_t*>(rows), scales, true};
+  in.x = {reinterpret_cast<uint8_t*>(rows), scales};
   const Rows to{rows, kOut};
   in.beside.rows = tokens;
   in.beside.plain = {rows + pairs * kColumns * 2, kColumns};
-  in.beside.x = {in.x.values + pairs * BytesOfRow(kColumns, true), scales + pairs * 2, true};
+  in.beside.x = {in.x.values + pairs * kColumns, scales + pairs * 2};
   in.beside.weight = {reinterpret_cast<uint8_t*>(memory + weight_off),
                       reinterpret_cast<float*>(memory + scales_off)};
   in.beside.out = {rows + pairs * kOut * 2, kOut};

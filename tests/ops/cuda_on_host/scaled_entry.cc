@@ -18,10 +18,9 @@ Error host_quantise(const int64_t* words) {
   ScaledRows out{};
   out.values = At<uint8_t>(words);
   out.scales = At<float>(words);
-  out.has_halves = *words++ != 0;
   const int64_t groups = (in.columns + in.group - 1) / in.group;
   host_cuda::Untouched untouched;  // products before may still read what lies there
-  untouched.Add(out.values, in.rows * BytesOfRow(in.columns, out.has_halves));
+  untouched.Add(out.values, in.rows * in.columns);
   untouched.Add(out.scales, in.rows * groups * int64_t{sizeof(float)});
   return QuantiseRows(in, out, nullptr);
 }

@@ -1,5 +1,6 @@
 // The products of FP8 for Hopper under a C name; arguments are laid out by
 // baton_testing/host_scaled.py. Returns null or what went wrong.
+#include "baton_ops/gate.cuh"
 #include "scaled_words.h"
 #include "shims/hopper.h"
 
@@ -19,14 +20,13 @@ Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t 
   in.beside.rows = beside_rows;
   in.beside.weight = {static_cast<uint8_t*>(beside[0]), static_cast<float*>(beside[1])};
   const int64_t groups = (in.in + in.group - 1) / in.group, of_scale = sizeof(float);
-  const int64_t x_bytes = x_rows * BytesOfRow(in.in, in.x.has_halves);
   const auto range = [](const void* begin, int64_t bytes) {
     const auto first = static_cast<const char*>(begin);
     return std::pair{first, first + bytes};
   };
-  host_cuda::written_before = in.x.values + in.in;  // where halves begin
+  host_cuda::written_before = in.x.values;
   host_cuda::readable = {
-      range(in.x.values, x_bytes), range(in.x.scales, x_rows * groups * of_scale),
+      range(in.x.values, x_rows * in.in), range(in.x.scales, x_rows * groups * of_scale),
       range(in.weight.values, weight_rows * in.in),
       range(in.weight.scales, (weight_rows >> in.scale_shift) * groups * of_scale)};
   if (beside_rows > 0) {
@@ -34,19 +34,13 @@ Error host_scaled_turned(const int64_t* words, int way, int processors, int64_t 
     host_cuda::readable.push_back(range(beside[0], rows * in.in));
     host_cuda::readable.push_back(range(beside[1], (rows >> in.scale_shift) * groups * of_scale));
   }
-  // The grid before writes x; one before it, or that one too, where experts' rows begin.
-  const auto by = static_cast<ScaledWay>(way);
-  const bool is_early = !in.is_gated || by != ScaledWay::kFew32x8;
+  // The grid before writes x; one before it, where experts' rows begin.
   host_cuda::Late late;
-  late.Hide(in.x.values, x_bytes);
+  late.Hide(in.x.values, x_rows * in.in);
   late.Hide(in.x.scales, x_rows * groups * of_scale);
   if (in.row != nullptr) late.Hide(in.row, in.rows * int64_t{sizeof(int32_t)}, 0);
-  if (in.experts > 0 && !is_early) {
-    late.Hide(in.starts, (in.experts + 1) * int64_t{sizeof(int32_t)});
-  }
-  if (!HopperTakesScaled(in, call.type)) return "not taken";
-  return by == ScaledWay::kFew32x8 ? ScaledFew(in, call.out, call.type, processors, nullptr)
-                                   : ScaledTurned(by, in, call.out, call.type, processors, nullptr);
+  if (!HopperTakesScaled(in, call.out, call.type)) return "the product is not taken";
+  return ScaledTurned(static_cast<ScaledWay>(way), in, call.out, processors, nullptr);
 }
 
 // Of rows that are not quantised yet. `beside`: a row, values and scales of its weight, its output;
@@ -80,9 +74,15 @@ Error host_scaled_row(const int64_t* words, const void* plain, int64_t plain_row
   if (in.experts > 0 && !is_known) {
     late.Hide(in.starts, (in.experts + 1) * int64_t{sizeof(int32_t)});
   }
-  if (!HopperTakesRow(in)) return "not taken";
-  return ScaledRow(in, call.out, call.type, processors, nullptr);
+  if (!HopperTakesScaled(in, call.out, call.type)) return "the product is not taken";
+  if (!HopperTakesRow(in)) return "the row is not taken";
+  return ScaledRow(in, call.out, processors, nullptr);
 }
 
 int host_scaled_ways() { return kScaledWays; }
+
+// As the op that takes gates and ups from memory computes it.
+void host_silu_mul(const float* gates, const float* ups, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = SiluMulOf(gates[i], ups[i]);
+}
 }

@@ -11,7 +11,6 @@ struct ScaledCall {
   explicit ScaledCall(const int64_t* words) {
     in.x.values = At<uint8_t>(words);
     in.x.scales = At<float>(words);
-    in.x.has_halves = *words++ != 0;
     in.weight.values = At<uint8_t>(words);
     in.weight.scales = At<float>(words);
     in.scale_shift = static_cast<int>(*words++);

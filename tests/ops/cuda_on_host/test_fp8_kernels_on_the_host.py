@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from baton_testing import host_cuda, host_matmul, host_scaled
 from baton_testing.e4m3_numbers import nearest_bits, number
 from baton_testing.host_orders import Order, each_last
 from baton_testing.host_scaled import HostScaled, ScaledRows
+from baton_testing.host_scaled_rows import aligned
 from baton_worker.engine.model.e4m3 import quantised
 
 Array = npt.NDArray[Any]
@@ -35,25 +35,6 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> HostScaled:
     found = HostScaled(host_cuda.build(compiler, folder, host_scaled.UNIT))
     found.set(seed=3)
     return found
-
-
-@pytest.fixture(scope="module")
-def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = os.environ.get("CXX") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    return host_cuda.build(compiler, tmp_path_factory.mktemp("halves"), host_scaled.HALVES)
-
-
-@pytest.mark.parametrize("place", range(4))
-def test_four_numbers_are_halves_by_arithmetic_but_for_nan(halves: Path, place: int) -> None:
-    """Each at each of the four places, beside others: a weight holds no NaN."""
-    there = np.flatnonzero(~np.isnan(NUMBERS)).astype(np.uint8)
-    assert len(there) == 254
-    fours = np.random.default_rng(place).choice(there, (len(there), 4))
-    fours[:, place] = there
-    found = host_scaled.halves_of_four(halves, fours).reshape(-1, 4)
-    np.testing.assert_array_equal(found, NUMBERS[fours].astype(np.float16).view(np.uint16))
 
 
 def same_numbers(bits: Array, wanted: Array) -> None:
@@ -95,18 +76,19 @@ def test_every_number_and_every_halfway_is_rounded_as_defined(scaled: HostScaled
     np.testing.assert_array_equal(found.values, nearest_bits(x))
 
 
-@pytest.mark.parametrize("columns", [16, 128, 144, 656, 1024])
-@pytest.mark.parametrize("is_whole", [False, True], ids=["groups", "rows"])
-def test_halves_are_the_same_numbers_in_the_order_of_the_tensor_cores(
-    scaled: HostScaled, columns: int, is_whole: bool
+@pytest.mark.parametrize("columns", [128, 144, 656, 1024])
+@pytest.mark.parametrize("off_elements", [0, 1], ids=["vectors", "elements"])
+def test_rows_read_by_vectors_have_the_bits_of_those_read_one_by_one(
+    scaled: HostScaled, columns: int, off_elements: int
 ) -> None:
+    """Past those rows whose warps rehearse, with a group of nothing and one that is broken."""
     rng = np.random.default_rng(columns)
-    x = rng.standard_normal((67, columns)).astype(np.float32)  # past those that rehearse
+    x = rng.standard_normal((67, columns)).astype(np.float32)
     x[2], x[65, columns - 1] = 0.0, np.nan
-    group = columns if is_whole else 128
-    found, plain = scaled.quantise(x, group, has_halves=True), scaled.quantise(x, group)
-    np.testing.assert_array_equal(found.scales, plain.scales)
-    np.testing.assert_array_equal(found.values, host_scaled.with_halves(plain).values)
+    wanted = quantised(x, 128)
+    found = scaled.quantise(aligned(x, 4 * off_elements), 128)
+    np.testing.assert_array_equal(found.scales, wanted.scales)
+    same_numbers(found.values, wanted.values)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
@@ -167,10 +149,6 @@ def test_products_are_the_sums_in_order_whatever_the_rows(
     assert (out[:, outputs:] == GUARD).all()
     half = np.zeros((rows, outputs), np.uint16)
     scaled.matmul(x, weight, group, half)
-    if columns % 16 == 0:
-        beside = np.zeros((rows, outputs), np.float32)
-        scaled.matmul(host_scaled.with_halves(x), weight, group, beside)
-        np.testing.assert_array_equal(beside, wanted)
     np.testing.assert_array_equal(half, host_matmul.bf16(wanted))
 
 
@@ -234,7 +212,7 @@ def test_rows_of_experts_have_the_bits_of_a_product_with_their_experts_weight(
         if first == last:
             continue
         of = np.arange(first, last) if row is None else row[first:last]
-        own = ScaledRows(*(part[expert * each : (expert + 1) * each].copy() for part in weight[:2]))
+        own = ScaledRows(*(part[expert * each : (expert + 1) * each].copy() for part in weight))
         wanted = np.zeros((last - first, outputs), np.float32)
         scaled.matmul(ScaledRows(x.values[of], x.scales[of]), own, group, wanted, is_gated)
         np.testing.assert_array_equal(out[first:last, :outputs], wanted)
@@ -272,12 +250,12 @@ def test_a_kernel_needs_its_barrier(scaled: HostScaled, header: str, nth: int) -
 
 
 def test_whoever_comes_last_changes_no_bit(scaled: HostScaled) -> None:
-    """Of who quantises rows, with halves, and of who multiplies by ranges."""
+    """Of who quantises rows, and of who multiplies by ranges."""
     rng = np.random.default_rng(1)
     rows, weight = rng.standard_normal((3, 656)).astype(np.float32), rows_of(rng, 40, 656, 128)
 
     def made() -> bytes:
-        x, out = scaled.quantise(rows, 128, has_halves=True), np.zeros((3, 40), np.float32)
+        x, out = scaled.quantise(rows, 128), np.zeros((3, 40), np.float32)
         scaled.matmul(x, weight, 128, out)
         return bytes(x.values.tobytes() + x.scales.tobytes() + out.tobytes())
 

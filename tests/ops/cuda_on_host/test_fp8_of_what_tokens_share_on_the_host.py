@@ -10,11 +10,8 @@ import pytest
 from baton_testing.host_scaled import HostScaled, HostTurned
 from baton_testing.host_scaled_rows import aligned, rows_of, wide
 
-TURNED = [*range(1, 9), *range(10, 13)]
-"""Ways: all of Hopper's tiles but those of the kernel for few rows."""
 
-
-@pytest.mark.parametrize("way", TURNED)
+@pytest.mark.parametrize("way", range(1, 12))
 @pytest.mark.parametrize("processors", [1, 5])
 @pytest.mark.parametrize("is_gated", [True, False], ids=["first", "second"])
 def test_what_all_share_of_some_tokens_has_its_bits_behind_their_experts_rows(
@@ -27,16 +24,16 @@ def test_what_all_share_of_some_tokens_has_its_bits_behind_their_experts_rows(
     parts = 2 if is_gated else 1
     x = rows_of(rng, tokens if is_gated else pairs + tokens, columns, 128)
     row = rng.integers(0, tokens, pairs).astype(np.int32) if is_gated else None
-    weight = rows_of(rng, parts * outputs * (len(starts) - 1), columns, 128, is_weight=True)
-    shared = rows_of(rng, parts * outputs, columns, 128, is_weight=True)
-    any_gpu, turned = both
+    weight = rows_of(rng, parts * outputs * (len(starts) - 1), columns, 128)
+    shared = rows_of(rng, parts * outputs, columns, 128)
+    turned = both[1]
     turned.set(seed=way)
     out, wanted = (wide(pairs + tokens, outputs, np.uint16) for _ in range(2))
     own, others = wanted[:pairs, :outputs], wanted[pairs:, :outputs]
     first = 0 if is_gated else pairs
     behind = x._replace(values=aligned(x.values[first:]), scales=aligned(x.scales[first:]))
-    any_gpu.matmul(x, weight, 128, own, is_gated, row, starts)
-    any_gpu.matmul(behind, shared, 128, others, is_gated)
+    turned.define(x, weight, 128, own, is_gated, row, starts)
+    turned.define(behind, shared, 128, others, is_gated)
     turned.matmul(
         way,
         x,

@@ -1,8 +1,8 @@
-"""Which kernel an FP8 product gets, for the products of real models: one that there is, no larger a
-tile than its rows fill, and the same wherever it must not matter.
+"""Which kernel an FP8 product gets, for the products of real models: on Hopper one for Hopper, no
+larger a tile than its rows fill, and the same wherever it must not matter.
 
-What is quickest only a GPU tells (`bench_scaled.py --ways`), and that every way has the same bits
-`test_fp8_products_for_hopper_on_the_host` and the tests on a GPU.
+What is quickest only a GPU tells (`bench_scaled.py --ways`), and that every way on Hopper has the
+same bits `test_fp8_products_for_hopper_on_the_host` and the tests on a GPU.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_testing import host_cuda, host_scaled
-from baton_testing.host_scaled import HostChoice
+from baton_testing import host_cuda, host_scaled_choice
+from baton_testing.host_scaled_choice import HostChoice
 from baton_testing.published_models import REAL
 
-ANY, OF_FEW = 0, 9
+ANY = 0
 TILES = {
     1: (64, 16), 2: (64, 32), 3: (64, 64), 4: (64, 128),
     5: (128, 16), 6: (128, 32), 7: (128, 64), 8: (128, 128),
-    OF_FEW: (32, 8),
-    10: (64, 16), 11: (64, 32), 12: (64, 64),
+    9: (64, 16), 10: (64, 32), 11: (64, 64),
 }  # fmt: skip
 """Rows of the weight and of x, by way: `ScaledWay` in hopper_scaled.h."""
-KINDS = (range(1, 5), range(5, 9), range(10, 13))
+KINDS = (range(1, 5), range(5, 9), range(9, 12))
 """Ways that differ in their rows of x alone."""
 RANKS = (1, 2, 4, 8)
 MOST_ROWS = 4096
@@ -80,7 +79,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> HostChoice:
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    unit = host_scaled.CHOICE
+    unit = host_scaled_choice.CHOICE
     return HostChoice(host_cuda.build(compiler, tmp_path_factory.mktemp("choice"), unit))
 
 
@@ -92,20 +91,19 @@ def choice(compiled: HostChoice) -> HostChoice:
 
 def test_all_ways_are_known_here(choice: HostChoice) -> None:
     assert [*choice.ways] == [ANY, *TILES]
-    assert {way for kind in KINDS for way in kind} == {*TILES} - {OF_FEW}
+    assert {way for kind in KINDS for way in kind} == {*TILES}
 
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("processors", [78, 114, 132, 144])
-def test_every_product_of_a_model_gets_a_kernel_that_there_is(
+def test_every_product_of_a_model_gets_a_kernel_for_hopper_whatever_its_rows(
     choice: HostChoice, processors: int
 ) -> None:
+    """Those for any GPU have other bits, and a row has the same beside any others."""
     choice.set(processors=processors)
     for product in PRODUCTS:
         got = {choice.of(rows, *product).way for rows in ROWS}
-        assert got <= {*choice.ways}, product
-        if product.is_gated:
-            assert OF_FEW not in got, "it has no gates"
+        assert got <= {*TILES}, product
 
 
 def test_no_tile_is_larger_than_its_rows_fill(choice: HostChoice) -> None:
@@ -128,7 +126,7 @@ def test_tiles_grow_with_the_rows_that_each_expert_has(choice: HostChoice) -> No
         if not product.experts:
             continue
         ways = [choice.of(rows, *product).way for rows in range(1, 256 * product.experts, 7)]
-        x_rows = [TILES[way][1] for way in ways if way != ANY]
+        x_rows = [TILES[way][1] for way in ways]
         assert x_rows == sorted(x_rows), product
         assert x_rows[-1] == 128, product
 
@@ -141,17 +139,17 @@ def test_thousands_of_rows_have_large_tiles(choice: HostChoice) -> None:
 
 
 AS_CHOSEN = {
-    (132, Product(4096, 6144)): {1: 10, 17: 11, 33: 12, 65: 7, 129: 6, 161: 8, 257: 7},
-    (132, Product(4096, 4096)): {1: ANY, 17: 10, 33: 11, 65: 12, 129: 7, 257: 8},
+    (132, Product(4096, 6144)): {1: 9, 17: 10, 33: 11, 65: 7, 129: 6, 161: 8, 257: 7},
+    (132, Product(4096, 4096)): {1: 9, 33: 10, 65: 11, 129: 7, 257: 8},
     (132, Product(2048, 5120)): {
-        1: 10, 17: 11, 33: 12, 65: 6, 97: 7, 193: 8, 385: 7,
+        1: 9, 17: 10, 33: 11, 65: 6, 97: 7, 193: 8, 385: 7,
     },
     (132, Product(4096, 12288, True)): {
-        1: 10, 17: 11, 33: 12, 65: 7, 193: 8, 257: 7, 321: 8,
+        1: 9, 17: 10, 33: 11, 65: 7, 193: 8, 257: 7, 321: 8,
     },
     (78, Product(4096, 6144)): {1: 5, 17: 6, 33: 7, 65: 6, 97: 8, 129: 7, 257: 8, 385: 7},
-    (132, Product(2048, 768, True, 128)): {1: ANY, 32: 5, 1152: 6, 3200: 7, 7296: 8},
-    (132, Product(768, 2048, False, 128)): {1: OF_FEW, 32: 5, 1152: 6, 3200: 7, 7296: 8},
+    (132, Product(2048, 768, True, 128)): {1: 5, 1152: 6, 3200: 7, 7296: 8},
+    (132, Product(768, 2048, False, 128)): {1: 5, 1152: 6, 3200: 7, 7296: 8},
 }  # fmt: skip
 """Ways by the rows from which on they are taken, of an H100 with so many multiprocessors."""
 
@@ -206,7 +204,7 @@ def test_what_the_kernels_for_hopper_do_not_take_goes_to_those_for_any_gpu(
     for product in PRODUCTS:
         assert choice.of(64, *product).way == ANY
         with pytest.raises(RuntimeError, match="Hopper do not take"):
-            choice.of(64, *product, way=OF_FEW)
+            choice.of(64, *product, way=9)
 
 
 @pytest.mark.parametrize(("rows", "outputs"), [(0, 64), (64, 0)])

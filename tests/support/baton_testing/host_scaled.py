@@ -1,12 +1,14 @@
 """The ops of FP8 as functions of the host over NumPy arrays.
 
-Owns the layout of the calls. E is float32, or bfloat16 as uint16; e4m3 numbers are their bits.
+Owns the layout of the calls, the faults that a test can plant, and the sums that every way on
+Hopper must have the bits of. E is float32, or bfloat16 as uint16; e4m3 numbers are their bits.
 Knows no test.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +56,36 @@ FAULTS = {
         "      if (i >= Way::kXStages) LoadWeight();\n"
         "      if (!PLANTED) Arrive(ring_.x_full + stage.s);",
     ),
+    "a range's last product is not waited for": Fault(
+        "scaled_turned.cuh", "AwaitProducts<0>();", "if (!PLANTED) AwaitProducts<0>();"
+    ),
+    "a range of one's own is not waited for": Fault(
+        "scaled_ranges.cuh", "AwaitProducts<0>();", "if (!PLANTED) AwaitProducts<0>();"
+    ),
+    "a tile's total is taken before it is given": Fault(
+        "scaled_ranges.cuh", "if (turn > 0) TakeTurn();", "if (turn > 0 && !PLANTED) TakeTurn();"
+    ),
+    "a row is multiplied before all of it is there": Fault(
+        "scaled_row.cuh",
+        "PublishShared();\n    Meet()",
+        "PublishShared();\n    if (!PLANTED) Meet()",
+    ),
+    "a tile's sums are added before all of them are there": Fault(
+        "scaled_row.cuh", "Meet();\n      if (warp_", "if (!PLANTED) Meet();\n      if (warp_"
+    ),
+    "a tile's sums lie where the last one's are still added": Fault(
+        "scaled_row.cuh", "buffer ^= 1", "buffer ^= PLANTED ? 0 : 1"
+    ),
+    "a row's weight is multiplied before it has come": Fault(
+        "scaled_row.cuh", "Await(barriers_.full", "if (!PLANTED) Await(barriers_.full"
+    ),
+    "a stage is given back while its products are under way": Fault(
+        "scaled_row.cuh",
+        "    AwaitProducts<0>();\n    Hold(sums);\n    __syncwarp();\n    if (lane_ == 0) Arrive(",
+        "    if (PLANTED && lane_ == 0) Arrive(barriers_.empty + stage_.s);"
+        "    AwaitProducts<0>();\n    Hold(sums);\n    __syncwarp();\n"
+        "    if (!PLANTED && lane_ == 0) Arrive(",
+    ),
 }
 
 
@@ -67,62 +99,22 @@ def _of_hopper(name: str, text: str) -> str:
 
 
 TURNED = host_cuda.Unit(
-    ("scaled_turned.cu", "scaled_few.cu", "scaled_row.cu", "tensor_map.cc"),
+    ("scaled_turned.cu", "scaled_row.cu", "tensor_map.cc"),
     "scaled_turned_entry.cc",
     _of_hopper,
     language="hopper.h",
     stand_ins=("mma.cuh", "wgmma.cuh"),
 )
 """The products for Hopper."""
-_OF_MMA = {
-    "mul.rn.f16x2 %0, %1, %2;": "MultiplyHalves",
-    "cvt.rn.f16x2.f32 %0, %1, %2;": "NotCalled",
-    "cvt.rn.f16x2.e4m3x2 %0, %1;": "NotCalled",
-    "cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;": "NotCalled",
-    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-    "{%0,%1,%2,%3};": "NotCalled",
-}
-HALVES = host_cuda.Unit((), "halves_entry.cc", lambda _, text: host_cuda.rewritten(text, _OF_MMA))
-"""What the others have a stand-in for: numbers as halves by arithmetic."""
 
 
 class ScaledRows(NamedTuple):
-    """Rows of e4m3 numbers: values uint8[N, K], or with halves behind them, see scaled.h; scales
-    f32[N, groups], or of a weight f32[N / 128, groups], of blocks of 128 rows.
+    """Rows of e4m3 numbers: values uint8[N, K]; scales f32[N, groups], or of a weight
+    f32[N / 128, groups], of blocks of 128 rows.
     """
 
     values: Array
     scales: Array
-    has_halves: bool = False
-
-
-def bytes_of_row(columns: int, has_halves: bool) -> int:
-    """Return how wide the values of a row of so many columns are."""
-    return columns + (2 * (-(-columns // 64) * 64) if has_halves else 0)
-
-
-def with_halves(rows: ScaledRows) -> ScaledRows:
-    """Return e4m3 rows with their numbers as float16 behind them: of 64 columns, which four lanes
-    have 16 each of, first what the lanes have of their first four, two by two, then of the next.
-    """
-    n_rows, columns = rows.values.shape
-    numbers = np.zeros((n_rows, -(-columns // 64) * 64), np.float32)
-    numbers[:, :columns] = _NUMBERS[rows.values]
-    parts = numbers.reshape(n_rows, -1, 4, 4, 2, 2)  # blocks, lanes, steps, pairs, numbers
-    halves = parts.transpose(0, 1, 3, 4, 2, 5).reshape(n_rows, -1).astype(np.float16)
-    bits = halves.view(np.uint16)
-    bits[np.isnan(halves)] = 0x7FFF  # as the hardware converts it
-    return ScaledRows(
-        np.concatenate([rows.values, bits.view(np.uint8)], axis=1), rows.scales, has_halves=True
-    )
-
-
-def halves_of_four(path: Path, numbers: Array) -> Array:
-    """Return the float16 numbers u16[4 N] of e4m3 numbers u8[4 N], by the library of `HALVES`."""
-    halves = np.empty(numbers.size, np.uint16)
-    places = [ctypes.c_void_p(each.ctypes.data) for each in (numbers, halves)]
-    ctypes.CDLL(str(path)).host_halves_of_four(*places, ctypes.c_int64(numbers.size // 4))
-    return halves
 
 
 class HostScaled(host_orders.Ordered):
@@ -141,17 +133,16 @@ class HostScaled(host_orders.Ordered):
         """Have every thread pass a barrier by: a header, and the line; none of no line."""
         self._library.host_skip(barrier[0].encode(), barrier[1])
 
-    def quantise(self, x: Array, group: int, has_halves: bool = False) -> ScaledRows:
+    def quantise(self, x: Array, group: int) -> ScaledRows:
         """Quantise rows of E, at any distance, in groups of so many columns."""
         rows, columns = x.shape
         out = ScaledRows(
-            np.full((rows, bytes_of_row(columns, has_halves)), 0x55, np.uint8),
+            np.full((rows, columns), 0x55, np.uint8),
             np.full((rows, -(-columns // group)), np.nan, np.float32),
-            has_halves,
         )
         is_bf16 = int(x.dtype == np.uint16)
         stride = x.strides[0] // x.itemsize
-        _check(self._library.host_quantise(_words(x, stride, is_bf16, rows, columns, group, *out)))
+        check(self._library.host_quantise(_words(x, stride, is_bf16, rows, columns, group, *out)))
         return out
 
     def matmul(
@@ -171,7 +162,7 @@ class HostScaled(host_orders.Ordered):
             starts: i32[X + 1], where each expert's rows begin.
         """
         words = _product(x, weight, group, out, is_gated, row, starts)
-        _check(self._library.host_scaled_matmul(words))
+        check(self._library.host_scaled_matmul(words))
 
 
 class HostTurned(host_orders.Ordered):
@@ -181,6 +172,7 @@ class HostTurned(host_orders.Ordered):
         self._library = ctypes.CDLL(str(path))
         self._library.host_scaled_turned.restype = ctypes.c_char_p
         self._library.host_scaled_row.restype = ctypes.c_char_p
+        self._library.host_silu_mul.restype = None
         self.ways = range(1, int(self._library.host_scaled_ways()))
 
     @contextmanager
@@ -219,9 +211,9 @@ class HostTurned(host_orders.Ordered):
         """
         words = _product(x, weight, group, out, is_gated, row, starts)
         rows = [ctypes.c_int64(len(each.values)) for each in (x, weight)]
-        places = [None] * 2 if beside is None else [each.ctypes.data for each in beside[:2]]
+        places = [None] * 2 if beside is None else [each.ctypes.data for each in beside]
         more = (ctypes.c_void_p * 2)(*places), ctypes.c_int64(beside_rows)
-        _check(self._library.host_scaled_turned(words, way, processors, *rows, *more))
+        check(self._library.host_scaled_turned(words, way, processors, *rows, *more))
 
     def of_row(
         self,
@@ -245,11 +237,70 @@ class HostTurned(host_orders.Ordered):
         rows = ctypes.c_void_p(x.ctypes.data), ctypes.c_int64(len(x))
         more: list[Array] = []
         if beside is not None:
-            more = [beside[0], *beside[1][:2], beside[2]]
+            more = [beside[0], *beside[1], beside[2]]
         places = [each.ctypes.data for each in more] or [None] * 4
         given = (ctypes.c_void_p * 4)(*places)
         run = self._library.host_scaled_row
-        _check(run(words, *rows, processors, n_weight_rows, known, given))
+        check(run(words, *rows, processors, n_weight_rows, known, given))
+
+    def define(
+        self,
+        x: ScaledRows,
+        weight: ScaledRows,
+        group: int,
+        out: Array,
+        is_gated: bool = False,
+        row: Array | None = None,
+        starts: Array | None = None,
+    ) -> None:
+        """Write the bits that all ways must have; arguments are those of `HostScaled.matmul`."""
+        begins = np.array([0, len(out)]) if starts is None else starts
+        n_experts = len(begins) - 1
+        for expert, (first, last) in enumerate(itertools.pairwise(begins.tolist())):
+            if first == last:
+                continue
+            of = np.arange(first, last) if row is None else row[first:last]
+            own = (np.split(part, n_experts)[expert] for part in weight)
+            sums = sums_of_ranges(ScaledRows(x.values[of], x.scales[of]), ScaledRows(*own), group)
+            out[first:last] = self._gated(sums) if is_gated else host_matmul.bf16(sums)
+
+    def _gated(self, sums: Array) -> Array:
+        """Return silu(gate) * up in bf16, of gates and ups that are rounded to it first."""
+        rounded = host_matmul.fp32(host_matmul.bf16(sums))
+        gates, ups = (np.ascontiguousarray(part) for part in np.split(rounded, 2, axis=1))
+        made = np.empty_like(gates)
+        places = [ctypes.c_void_p(each.ctypes.data) for each in (gates, ups, made)]
+        self._library.host_silu_mul(*places, ctypes.c_int64(made.size))
+        return np.asarray(host_matmul.bf16(made))
+
+
+@np.errstate(invalid="ignore")
+def sums_of_ranges(x: ScaledRows, weight: ScaledRows, group: int) -> Array:
+    """Return f32[rows of x, rows of the weight]: each range of 128 summed number by number, scaled
+    by its row's scale, then by the weight's, and added to those before; or of rows that are a group
+    added first, then scaled.
+    """
+    a, b = (_in_ranges(_NUMBERS[rows.values]) for rows in (x, weight))
+    ranges = np.zeros((a.shape[1], a.shape[2], b.shape[2]), np.float32)
+    products = np.empty_like(ranges)
+    for of_x, of_weight in zip(a, b, strict=True):
+        ranges += np.multiply(of_x[:, :, None], of_weight[:, None, :], out=products)
+    if group == x.values.shape[1]:
+        ranges = np.add.accumulate(ranges)[-1:]
+    scales = np.repeat(weight.scales, len(weight.values) // len(weight.scales), axis=0)
+    total = np.zeros(ranges.shape[1:], np.float32)
+    for sums, of_x, of_weight in zip(ranges, x.scales.T, scales.T, strict=True):
+        total += sums * of_x[:, None] * of_weight
+    return total
+
+
+def _in_ranges(numbers: Array) -> Array:
+    """Return f32[128, ranges, rows] of f32[rows, columns]: behind a row's last there are zeros."""
+    rows, columns = numbers.shape
+    n_ranges = -(-columns // 128)
+    padded = np.zeros((rows, n_ranges * 128), np.float32)
+    padded[:, :columns] = numbers
+    return np.ascontiguousarray(padded.reshape(rows, n_ranges, 128).T)
 
 
 def _product(
@@ -267,7 +318,7 @@ def _product(
     to = out, out.strides[0] // out.itemsize, int(out.dtype == np.uint16)
     shift = 0 if len(weight.scales) == len(weight.values) else BLOCK_SHIFT
     assert len(weight.scales) == len(weight.values) >> shift
-    return _words(*x, *weight[:2], shift, *sizes, *of_experts, n_experts, *to)
+    return _words(*x, *weight, shift, *sizes, *of_experts, n_experts, *to)
 
 
 def _words(*values: Any) -> Any:
@@ -275,80 +326,7 @@ def _words(*values: Any) -> Any:
     return (ctypes.c_int64 * len(words))(*words)
 
 
-def _check(error: bytes | None) -> None:
+def check(error: bytes | None) -> None:
+    """Raise RuntimeError with what a library says is wrong, if anything is."""
     if error is not None:
         raise RuntimeError(error.decode())
-
-
-CHOICE = host_cuda.Unit(
-    ("scaled.cc",), "scaled_choice_entry.cc", lambda _, text: text, language="gpu.h"
-)
-"""The choice among all of them, which computes nothing."""
-
-
-class Chosen(NamedTuple):
-    """What a product comes to: its way, and how often rows were quantised before."""
-
-    way: int
-    n_quantised: int
-
-
-class HostChoice:
-    """The compiled choice of a way, on a GPU that is set."""
-
-    def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
-        self._library.host_scaled_choice.restype = ctypes.c_char_p
-        self._library.host_scaled_beside.restype = ctypes.c_char_p
-        self.ways = range(int(self._library.host_scaled_ways()))
-        self.set()
-
-    def set(
-        self, capability: tuple[int, int] = (9, 0), processors: int = 132, takes: bool = True
-    ) -> None:
-        """Set the GPU, and whether the kernels for Hopper take what comes."""
-        self._library.host_gpu(*capability, processors, takes)
-
-    def of(
-        self,
-        rows: int,
-        columns: int,
-        outputs: int,
-        is_gated: bool = False,
-        experts: int = 0,
-        *,
-        is_plain: bool = False,
-        way: int | None = None,
-    ) -> Chosen:
-        """Return what becomes of a product out[rows, outputs], of experts of all their rows.
-
-        Args:
-            is_plain: its rows are yet to be quantised.
-            way: the one that is asked for.
-
-        Raises:
-            RuntimeError: it is refused.
-        """
-        sizes = [ctypes.c_int64(size) for size in (rows, columns, outputs)]
-        found, quantised = ctypes.c_int(), ctypes.c_int()
-        asked = -1 if way is None else way
-        of_experts = is_gated, ctypes.c_int64(experts), is_plain, asked
-        to = ctypes.byref(found), ctypes.byref(quantised)
-        _check(self._library.host_scaled_choice(*sizes, *of_experts, *to))
-        return Chosen(found.value, quantised.value)
-
-    def beside(
-        self, pairs: int, tokens: int, experts: int, *, weight_off: int = 0, scales_off: int = 0
-    ) -> tuple[int, int]:
-        """Return how often experts' second product and what all tokens share, which lies behind
-        it, are launched, and how often rows are quantised.
-
-        Args:
-            weight_off: so many bytes behind a vector the weight of what is shared begins.
-            scales_off: or its scales.
-        """
-        sizes = [ctypes.c_int64(size) for size in (pairs, tokens, experts)]
-        launched, quantised = ctypes.c_int(), ctypes.c_int()
-        to = ctypes.byref(launched), ctypes.byref(quantised)
-        _check(self._library.host_scaled_beside(*sizes, weight_off, scales_off, *to))
-        return launched.value, quantised.value

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from baton_testing import host_scaled
+from baton_testing import host_matmul, host_scaled
 from baton_testing.host_scaled import ScaledRows
 
 Array = npt.NDArray[Any]
@@ -36,20 +36,32 @@ def aligned(values: Array, off_bytes: int = 0) -> Array:
     return copy
 
 
-def rows_of(
-    rng: np.random.Generator, rows: int, columns: int, group: int, is_weight: bool = False
-) -> ScaledRows:
-    """Return rows at random; of activations with halves."""
+def rows_of(rng: np.random.Generator, rows: int, columns: int, group: int) -> ScaledRows:
+    """Return rows at random."""
     bits = rng.integers(0, 256, (rows, columns)).astype(np.uint8)
     bits[(bits & 0x7F) == 0x7F] = 0x7E
     scales = rng.uniform(1e-4, 1e-2, (rows, -(-columns // group))).astype(np.float32)
-    if is_weight or columns % 16 != 0:
-        return ScaledRows(aligned(bits), aligned(scales))
-    made = host_scaled.with_halves(ScaledRows(bits, scales))
-    return made._replace(values=aligned(made.values), scales=aligned(made.scales))
+    return ScaledRows(aligned(bits), aligned(scales))
 
 
 def wide(rows: int, outputs: int, dtype: Any) -> Array:
     """Return rows whose ends nobody may write."""
     beside = 8 if outputs % 8 == 0 else 3
     return aligned(np.full((rows, outputs + beside), GUARD, dtype))
+
+
+def nothing(*shape: int) -> Array:
+    """Return bf16 zeros that lie where vectors may begin."""
+    return aligned(np.zeros(shape, np.uint16))
+
+
+def ones(*shape: int) -> Array:
+    """Return bf16 that lie where vectors may begin."""
+    return aligned(host_matmul.bf16(np.ones(shape)))
+
+
+def row_of(rng: np.random.Generator, columns: int) -> Array:
+    """Return a row bf16[1, K], with a group of nothing."""
+    x = rng.standard_normal((1, columns))
+    x[:, 128:256] = 0.0
+    return aligned(host_matmul.bf16(x))

@@ -20,7 +20,7 @@ NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
 
 @np.errstate(invalid="ignore", over="ignore")
 def quantise(x: Array, out: Scaled) -> None:
-    """Write e4m3 bits, and the scale of each group; what may lie behind the bits nobody reads."""
+    """Write e4m3 bits, and the scale of each group."""
     width = x.shape[1] if out.scales.shape[1] == 1 else GROUP
     for group, first in enumerate(range(0, x.shape[1], width)):
         part = x[:, first : first + width].astype(np.float32)
@@ -43,7 +43,7 @@ def product(x: Scaled, weight: Scaled, out: Array) -> None:
     width = columns if x.scales.shape[1] == 1 else GROUP
     numbers = NUMBERS[weight.values]
     of_weight = of_rows(weight)
-    for row, values in enumerate(NUMBERS[x.values[:, :columns]]):
+    for row, values in enumerate(NUMBERS[x.values]):
         total = np.zeros(len(numbers), np.float32)
         for group, first in enumerate(range(0, len(values), width)):
             part = np.s_[first : first + width]

@@ -141,23 +141,35 @@ inline const Late* NotYet() {
   return MyHopper().waited.count(Me().thread) == 0 ? Late::current : nullptr;
 }
 
+// So many of the 16 bytes that lie together however rows are swizzled; the others are zeros.
+inline void BringVector(char* to, const char* from, int64_t bytes, const Late* late) {
+  memset(to, 0, 16);
+  if (bytes <= 0) return;
+  const char* const last = from + bytes - 1;
+  if (!IsReadable(from) || !IsReadable(last)) Fail("a matrix is described as larger than it is", 0);
+  if (late != nullptr && (late->Holds(from) || late->Holds(last)))
+    Fail("reads before it waited", 0);
+  memcpy(to, from, static_cast<size_t>(bytes));
+}
+
 // A box whose first element is at that place, into a block's shared memory.
 template <size_t kRank>
 void BringBox(char* shared, uint32_t to, uint32_t bytes, const CUtensorMap* map,
               const std::array<int, kRank>& at, const Late* late) {
-  for (uint32_t i = 0; i < bytes / map->width; ++i) {
-    const char* from = map->data;
-    bool is_there = true;
-    for (uint32_t d = 0, rest = i; d < kRank; rest /= map->box[d++]) {
+  const uint32_t of_line = map->box[0] * map->width;  // elements that are neighbours
+  if (of_line % 16 != 0 || at[0] < 0) Fail("a box of no vectors", int(of_line));
+  for (uint32_t line = 0; line < bytes / of_line; ++line) {
+    const char* from = map->data + int64_t{at[0]} * map->width;
+    int64_t there = (static_cast<int64_t>(map->size[0]) - at[0]) * map->width;  // or fewer than 0
+    for (uint32_t d = 1, rest = line; d < kRank; rest /= map->box[d++]) {
       const int64_t place = at[d] + static_cast<int64_t>(rest % map->box[d]);
-      is_there = is_there && place >= 0 && place < static_cast<int64_t>(map->size[d]);
+      if (place < 0 || place >= static_cast<int64_t>(map->size[d])) there = 0;
       from += place * static_cast<int64_t>(map->stride_bytes[d]);
     }
-    uint16_t value = 0;
-    if (is_there && !IsReadable(from)) Fail("a matrix is described as larger than it is", 0);
-    if (is_there && late != nullptr && late->Holds(from)) Fail("reads before it waited", 0);
-    if (is_there) memcpy(&value, from, map->width);
-    memcpy(shared + Swizzled(to + i * map->width), &value, map->width);
+    for (uint32_t i = 0; i < of_line; i += 16) {
+      char* const vector = shared + Swizzled(to + line * of_line + i);
+      BringVector(vector, from + i, std::min<int64_t>(there - i, 16), late);
+    }
   }
 }
 
@@ -201,9 +213,13 @@ inline void LoadPairs(uint32_t to, const CUtensorMap* map, int column, int pair,
                       uint32_t full) {
   LoadBoxAt<4>(to, map, {column, zero, zero, pair}, full);
 }
-inline void LoadOfStack(uint32_t to, const CUtensorMap* map, int column, int turn, int row, int nth,
-                        uint32_t full) {
-  LoadBoxAt<4>(to, map, {column, turn, row, nth}, full);
+inline void LoadOfStack(uint32_t to, const CUtensorMap* map, int column, int zero, int block,
+                        int nth, uint32_t full) {
+  LoadBoxAt<5>(to, map, {column, zero, zero, block, nth}, full);
+}
+inline void LoadRanges(uint32_t to, const CUtensorMap* map, int zero, int row, int range, int nth,
+                       uint32_t full) {
+  LoadBoxAt<5>(to, map, {zero, row, zero, range, nth}, full);
 }
 inline uint64_t ReadOncePolicy() { return 0; }
 inline void Prefetch(const CUtensorMap*) {}

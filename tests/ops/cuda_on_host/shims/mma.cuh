@@ -6,7 +6,7 @@
 
 namespace baton_ops::cuda {
 
-constexpr int kScaledRange = 128, kScaledHalf = 64;
+constexpr int kScaledHalf = kScaledRange / 2;
 
 // Every e4m3 number is a half that has a leading one, or 0: a half's exponent is 112 smaller than a
 // float's, and 10 bits of its mantissa are kept.
@@ -23,11 +23,6 @@ inline uint32_t HalvesOf(uint32_t pair) {
 
 inline uint32_t E4m3PairOf(float low, float high) {
   return ToE4m3(low).bits | uint32_t{ToE4m3(high).bits} << 8;
-}
-
-inline void HalvesOfFour(uint32_t four, uint32_t (&halves)[2]) {
-  halves[0] = HalvesOf(four);
-  halves[1] = HalvesOf(four >> 16);
 }
 
 // Of halves of the depth, none too small for a leading one.

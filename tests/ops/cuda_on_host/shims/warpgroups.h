@@ -3,6 +3,7 @@
 #ifndef BATON_TESTS_CUDA_ON_HOST_WARPGROUPS_H_
 #define BATON_TESTS_CUDA_ON_HOST_WARPGROUPS_H_
 
+#include <array>
 #include <vector>
 
 #include "device_language.h"
@@ -10,15 +11,18 @@
 namespace host_cuda {
 
 constexpr unsigned kGroupThreads = 128, kGroupRows = 64, kDepth = 16, kMostColumns = 256;
+constexpr unsigned kByteDepth = 32;  // of operands that are bytes
+
+// What lies in shared memory: bfloat16, the same with x turned, or e4m3 numbers.
+enum class Operands { kBFloat16, kTurned, kE4m3 };
 
 struct Product {
   uint64_t x, y;
   unsigned columns;
   bool adds;
+  Operands operands;
   float* sums[kGroupThreads];                 // of each thread
-  const uint32_t* words[kGroupThreads] = {};  // of x where it is in registers
-  bool are_halves = false;   // those words; of others, that are bfloat16, y is turned
-  bool is_x_turned = false;  // where it is in shared memory
+  const uint32_t* words[kGroupThreads] = {};  // of x where it is in registers: then y is turned
 };
 
 // What a warp has of products: 16 rows.
@@ -84,9 +88,9 @@ __attribute__((optimize("O3"))) inline void Make(const Product& product, unsigne
   for (unsigned r = first; r < first + kWarpRows; ++r) {
     float sums[kMostColumns] = {};
     for (unsigned c = 0; c < kDepth; ++c) {
-      const float x = is_held               ? HeldAt(product, r, c)
-                      : product.is_x_turned ? TurnedAt(product.x, r, c)
-                                            : OperandAt(product.x, r, c);
+      const float x = is_held                                 ? HeldAt(product, r, c)
+                      : product.operands == Operands::kTurned ? TurnedAt(product.x, r, c)
+                                                              : OperandAt(product.x, r, c);
       for (unsigned j = 0; j < columns; ++j) sums[j] += x * y[c][j];
     }
     for (unsigned j = 0; j < columns; ++j) {
@@ -97,26 +101,60 @@ __attribute__((optimize("O3"))) inline void Make(const Product& product, unsigne
   }
 }
 
-// Of two halves that are e4m3 numbers, none too small for a leading one.
-inline float HalfIn(uint32_t word, uint32_t nth) {
-  const uint32_t half = word >> 16 * nth, size = half & 0x7fffu;
-  if (size >= 0x7c00u) return NAN;
-  const float number = size == 0 ? 0.0f : __uint_as_float((size << 13) + (112u << 23));
-  return half & 0x8000u ? -number : number;
+// Numbers that are bytes, by these.
+inline const float* NumbersOfE4m3() {
+  static const auto numbers = [] {
+    std::array<float, 256> made{};
+    for (int bits = 0; bits < 256; ++bits) {
+      const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+      const float size = exponent == 0 ? ldexpf(static_cast<float>(mantissa), -9)
+                                       : ldexpf(static_cast<float>(8 + mantissa), exponent - 10);
+      made[static_cast<size_t>(bits)] = (bits & 127) == 127 ? NAN : bits < 128 ? size : -size;
+    }
+    return made;
+  }();
+  return numbers.data();
 }
 
-// Each element adds its 16 products to what there was, lane by lane as mma.cuh has them.
-__attribute__((optimize("O3"))) inline void MakeOfHalves(const Product& product, unsigned first) {
-  static float y[kDepth][kMostColumns];  // in the order in which they are added
+// Where rows of bytes lie that a descriptor is of: 16 of them together, swizzled in rows of 128
+// bytes or in blocks of eight rows, which follow each other in depth by what it says.
+class ByteRows {
+ public:
+  explicit ByteRows(uint64_t descriptor)
+      : start_(Field(descriptor, 0)),
+        in_depth_(Field(descriptor, 16)),
+        of_rows_(Field(descriptor, 32)),
+        is_swizzled_(descriptor >> 62 == 1) {
+    if (!is_swizzled_ && descriptor >> 62 != 0) Fail("a swizzle that nothing stands for", 0);
+    if (!is_swizzled_) return;
+    if (of_rows_ != 1024) Fail("swizzled rows that do not follow each other", int(of_rows_));
+    if (start_ % 1024 > 128 - kByteDepth) Fail("rows that begin within a swizzle", int(start_));
+  }
+  // 16 of a row's 32 bytes.
+  const uint8_t* At(uint32_t row, uint32_t half) const {
+    const uint32_t in_block = row % 8 * (is_swizzled_ ? 128 : 16);
+    const uint32_t place = start_ + row / 8 * of_rows_ + in_block;
+    const uint32_t at = place + half * (is_swizzled_ ? 16 : in_depth_);
+    if (at + 16 > MyBlock().shared_used) Fail("a product reads beyond shared memory", int(at));
+    return reinterpret_cast<const uint8_t*>(MyShared()) + (is_swizzled_ ? Swizzled(at) : at);
+  }
+
+ private:
+  static uint32_t Field(uint64_t descriptor, int bit) {
+    return static_cast<uint32_t>(descriptor >> bit & 0x3fff) * 16;
+  }
+  uint32_t start_, in_depth_, of_rows_;
+  bool is_swizzled_;
+};
+
+// The same of e4m3 numbers. Each element adds its 32 products from the first on to what there was.
+__attribute__((optimize("O3"))) inline void MakeOfE4m3(const Product& product, unsigned first) {
+  static float y[kByteDepth][kMostColumns];
   const unsigned columns = product.columns;
-  const auto start = static_cast<uint32_t>(product.y & 0x3fff) * 16;
+  const float* const numbers = NumbersOfE4m3();
+  const ByteRows rows_of_x(product.x), rows_of_y(product.y);
   for (unsigned j = 0; j < columns; ++j) {
-    for (unsigned i = 0; i < kDepth; ++i) {
-      const unsigned k = i % 4, pair = i / 4 + k / 2 * 4;
-      uint32_t word;
-      memcpy(&word, MyShared() + Swizzled(start + j / 8 * 1024 + j % 8 * 128 + pair * 4), 4);
-      y[i][j] = HalfIn(word, k % 2);
-    }
+    for (unsigned k = 0; k < kByteDepth; ++k) y[k][j] = numbers[rows_of_y.At(j, k / 16)[k % 16]];
   }
   for (unsigned r = first; r < first + kWarpRows; ++r) {
     const unsigned quad = r / 16 * 32 + r % 8 * 4;
@@ -125,29 +163,27 @@ __attribute__((optimize("O3"))) inline void MakeOfHalves(const Product& product,
     };
     float sums[kMostColumns];
     for (unsigned j = 0; j < columns; ++j) sums[j] = product.adds ? sum(j) : 0.0f;
-    for (unsigned i = 0; i < kDepth; ++i) {
-      const unsigned lane = i / 4, k = i % 4;
-      const float x = HalfIn(product.words[quad + lane][r % 16 / 8 + k / 2 * 2], k % 2);
-      for (unsigned j = 0; j < columns; ++j) sums[j] += x * y[i][j];
+    for (unsigned k = 0; k < kByteDepth; ++k) {
+      const float x = numbers[rows_of_x.At(r, k / 16)[k % 16]];
+      for (unsigned j = 0; j < columns; ++j) sums[j] += x * y[k][j];
     }
     for (unsigned j = 0; j < columns; ++j) sum(j) = sums[j];
   }
 }
 
 inline void StartProduct(float* sums, uint64_t x, uint64_t y, unsigned columns, bool adds,
-                         const uint32_t* words = nullptr, bool are_halves = false,
-                         bool is_x_turned = false) {
+                         const uint32_t* words = nullptr, Operands operands = Operands::kBFloat16) {
   Warpgroup& group = MyGroup();
   const unsigned thread = Me().thread % kGroupThreads, at = group.next[thread]++;
-  if (at == group.products.size()) group.products.push_back({x, y, columns, adds, {}, {}});
+  if (at == group.products.size()) {
+    group.products.push_back({x, y, columns, adds, operands, {}, {}});
+  }
   Product& product = group.products[at];
   if (product.x != x || product.y != y || product.adds != adds) {
     Fail("threads of a warpgroup multiply different things", int(at));
   }
   product.sums[thread] = sums;
   product.words[thread] = words;
-  product.are_halves = are_halves;
-  product.is_x_turned = is_x_turned;
 }
 
 inline WarpProducts& MyWarpProducts() {
@@ -166,7 +202,7 @@ inline void MakeRows(size_t keep) {
   const unsigned first = Me().thread % kGroupThreads / kWarpThreads * kWarpRows;
   for (; mine.made < *std::prev(over); ++mine.made) {
     const Product& product = MyGroup().products[mine.made];
-    (product.are_halves ? MakeOfHalves : Make)(product, first);
+    (product.operands == Operands::kE4m3 ? MakeOfE4m3 : Make)(product, first);
   }
   mine.ends.erase(mine.ends.begin(), over);
 }

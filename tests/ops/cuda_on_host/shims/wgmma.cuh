@@ -19,15 +19,14 @@ inline void AddProduct(float (&sums)[64], const uint32_t* x, uint64_t y) {
 
 struct WgmmaOfTurned {
   static void Add(float (&sums)[4], uint64_t x, uint64_t y) {
-    host_cuda::StartProduct(sums, x, y, 8, true, nullptr, false, true);
+    host_cuda::StartProduct(sums, x, y, 8, true, nullptr, host_cuda::Operands::kTurned);
   }
 };
 
 template <int kColumns>
-struct WgmmaOfHalves {
-  static void Multiply(float (&sums)[kColumns / 2], const uint32_t* rows, uint64_t columns,
-                       int adds) {
-    host_cuda::StartProduct(sums, 0, columns, kColumns, adds != 0, rows, true);
+struct WgmmaOfE4m3 {
+  static void Multiply(float (&sums)[kColumns / 2], uint64_t x, uint64_t y, int adds) {
+    host_cuda::StartProduct(sums, x, y, kColumns, adds != 0, nullptr, host_cuda::Operands::kE4m3);
   }
 };
 
