@@ -17,7 +17,6 @@ struct HopperGrid {
   int blocks;
   int threads;
   int shared_bytes;
-  int cluster = 1;  // blocks of each
 };
 
 // Once for a kernel and device: more than 48 KiB of shared memory must be asked for, the most that
@@ -46,18 +45,16 @@ Error AllowSharedMemory(int bytes) {
 template <auto kKernel, class... Arguments>
 Error LaunchOnHopper(const HopperGrid& grid, Stream stream, const Arguments&... arguments) {
   if (const Error error = AllowSharedMemory<kKernel>(grid.shared_bytes)) return error;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(grid.blocks);
   config.blockDim = dim3(grid.threads);
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = attributes;
-  config.numAttrs = grid.cluster > 1 ? 2 : 1;
+  config.attrs = &early;
+  config.numAttrs = 1;
   return ErrorOf(cudaLaunchKernelEx(&config, kKernel, arguments...));
 }
 

@@ -12,7 +12,7 @@ namespace baton_ops::cuda {
 constexpr int64_t kMostScaledRows = int64_t{1} << 30;
 
 // For any GPU, or on Hopper by tiles: so many rows of the weight, of x; of the last, warpgroups have
-// ranges of their own. Those on Hopper have the same bits.
+// ranges of their own. kStraight's tiles are not turned. Those on Hopper have the same bits.
 enum class ScaledWay {
   kAnyGpu,
   k64x16,
@@ -23,12 +23,7 @@ enum class ScaledWay {
   k128x32,
   k128x64,
   k128x128,
-  k64x64By2,
-  k64x128By2,
-  k128x128By2,
-  k64x64By4,
-  k64x128By4,
-  k128x128By4,
+  kStraight128x128,
   kRanges64x16,
   kRanges64x32,
   kRanges64x64,

@@ -19,18 +19,12 @@ Error LaunchWay(const ScaledMatmulInput& in, const Rows& out, int processors, St
   const ScaledParams<Out> params = ScaledParamsOf<Out>(in, out);
   const ScaledBeside& beside = in.beside;
   const bool has_beside = beside.weight.values != nullptr;
-  CUtensorMap map_weight, map_beside;
-  ByteStack weight{in.weight.values, std::max<int64_t>(in.experts, 1), in.out, in.in, in.is_gated};
-  if (const Error error = DescribeRanges(weight, kRowTile, &map_weight)) return error;
-  if (has_beside) weight.data = beside.weight.values;
-  if (has_beside) weight.matrices = 1;
-  if (const Error error = DescribeRanges(weight, kRowTile, &map_beside)) return error;
   const int64_t columns = in.out / Way::kOutColumns;
   const int64_t tiles = (in.rows + (has_beside ? 1 : 0)) * columns;
   RowScaledRows rows{
       static_cast<const Out*>(in.plain.data), 0, 0, in.are_starts_known,
-      RowScaledBeside{has_beside, static_cast<const Out*>(beside.plain.data), beside.weight.scales,
-                      static_cast<Out*>(beside.out.data)}};
+      RowScaledBeside{static_cast<const Out*>(beside.plain.data), beside.weight.values,
+                      beside.weight.scales, static_cast<Out*>(beside.out.data)}};
   int64_t blocks = std::min<int64_t>(tiles, processors);
   if (HasOwnRows(in)) {
     const int64_t chunk = std::min(columns, DivideUp<int64_t>(tiles, processors));
@@ -43,7 +37,7 @@ Error LaunchWay(const ScaledMatmulInput& in, const Rows& out, int processors, St
   if (const Error error = AllowSharedMemory<RowScaledKernel<Way>>(kMost)) return error;
   const HopperGrid grid{static_cast<int>(blocks), kRowThreads,
                         Way::SharedBytes(params.groups, rows.chunk > 0 ? 2 : 1)};
-  return LaunchOnHopper<RowScaledKernel<Way>>(grid, stream, map_weight, map_beside, params, rows);
+  return LaunchOnHopper<RowScaledKernel<Way>>(grid, stream, params, rows);
 }
 
 }  // namespace

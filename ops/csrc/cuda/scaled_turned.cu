@@ -23,10 +23,9 @@ Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int proces
   if (has_beside) beside.data = in.beside.weight.values;
   if (has_beside) beside.matrices = 1;
   if (const Error error = DescribeStack(beside, Way::kTileWeight, &map_beside)) return error;
-  constexpr int kBoxRows = Way::kTileX / Way::kCluster;
   // Of rows that are named one by one how many there are is not known, and nobody loads them by it.
   const int64_t rows = in.row == nullptr ? in.rows + in.beside.rows : 1;
-  if (const Error error = DescribeBytes(in.x.values, rows, in.in, kBoxRows, &map_x)) {
+  if (const Error error = DescribeBytes(in.x.values, rows, in.in, Way::kTileX, &map_x)) {
     return error;
   }
   const int64_t groups = DivideUp<int64_t>(in.in, in.group);
@@ -44,19 +43,17 @@ Error LaunchWay(const ScaledMatmulInput& in, const MatmulOutput& out, int proces
                           in.scale_shift};
   const int64_t row_tiles =
       HopperRowTiles(in, Way::kTileX) + DivideUp<int64_t>(in.beside.rows, Way::kTileX);
-  const int64_t tiles = row_tiles * DivideUp<int64_t>(in.out, Way::kOutN * Way::kCluster);
-  const int64_t clusters = std::min<int64_t>(tiles, processors / Way::kCluster);
-  const HopperGrid grid{static_cast<int>(clusters * Way::kCluster), Way::kThreads,
-                        Way::kSharedBytes, Way::kCluster};
+  const int64_t tiles = row_tiles * DivideUp<int64_t>(in.out, Way::kOutN);
+  const HopperGrid grid{static_cast<int>(std::min<int64_t>(tiles, processors)), Way::kThreads,
+                        Way::kSharedBytes};
   return LaunchOnHopper<ScaledTurnedKernel<Way>>(grid, stream, map_x, map_weight, map_beside, input,
                                                  out);
 }
 
-template <template <int, int, bool> class Tile, int kGroups, int kColumns, int kCluster = 1>
+template <template <int, int, bool> class Tile, int kGroups, int kColumns>
 Error Launch(const ScaledMatmulInput& in, const MatmulOutput& out, int processors, Stream stream) {
-  using Plain = TurnedWay<Tile<kGroups, kColumns, false>, kCluster>;
-  using Gated = TurnedWay<Tile<kGroups, kColumns, true>, kCluster>;
-  if (in.row != nullptr && !Plain::kTakesNamed) return "this way takes no rows that are named";
+  using Plain = TurnedWay<Tile<kGroups, kColumns, false>>;
+  using Gated = TurnedWay<Tile<kGroups, kColumns, true>>;
   return in.is_gated ? LaunchWay<Gated>(in, out, processors, stream)
                      : LaunchWay<Plain>(in, out, processors, stream);
 }
@@ -92,18 +89,8 @@ Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& to, i
       return Launch<TurnedTile, 2, 64>(in, out, processors, stream);
     case ScaledWay::k128x128:
       return Launch<TurnedTile, 2, 128>(in, out, processors, stream);
-    case ScaledWay::k64x64By2:
-      return Launch<TurnedTile, 1, 32, 2>(in, out, processors, stream);
-    case ScaledWay::k64x128By2:
-      return Launch<TurnedTile, 1, 64, 2>(in, out, processors, stream);
-    case ScaledWay::k128x128By2:
-      return Launch<TurnedTile, 2, 128, 2>(in, out, processors, stream);
-    case ScaledWay::k64x64By4:
-      return Launch<TurnedTile, 1, 32, 4>(in, out, processors, stream);
-    case ScaledWay::k64x128By4:
-      return Launch<TurnedTile, 1, 64, 4>(in, out, processors, stream);
-    case ScaledWay::k128x128By4:
-      return Launch<TurnedTile, 2, 128, 4>(in, out, processors, stream);
+    case ScaledWay::kStraight128x128:
+      return Launch<StraightTile, 2, 128>(in, out, processors, stream);
     case ScaledWay::kRanges64x16:
       return Launch<RangesTile, 4, 16>(in, out, processors, stream);
     case ScaledWay::kRanges64x32:

@@ -68,18 +68,6 @@ Error DescribeStack(const ByteStack& stack, int box_rows, CUtensorMap* map) {
                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, map);
 }
 
-Error DescribeRanges(const ByteStack& stack, int box_rows, CUtensorMap* map) {
-  constexpr int64_t kRange = 128;
-  const int64_t turns = stack.is_paired ? 2 : 1, half = stack.rows * stack.columns;
-  return DescribeAs<5>(kBytes, 1, stack.data,
-                       {Size(kRange), Size(stack.rows), Size(turns), Size(stack.columns / kRange),
-                        Size(stack.matrices)},
-                       {stack.columns, half, kRange, turns * half},
-                       {kRange, static_cast<cuuint32_t>(box_rows / turns),
-                        static_cast<cuuint32_t>(turns), 2, 1},
-                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, map);
-}
-
 Error DescribeBytes(const void* data, int64_t rows, int64_t columns, int box_rows,
                     CUtensorMap* map) {
   return DescribeAs<2>(kBytes, 1, data, {Size(columns), Size(rows)}, {columns},

@@ -42,10 +42,6 @@ struct ByteStack {
 // which rows are a multiple; where it is paired a block of either half comes in turn.
 Error DescribeStack(const ByteStack& stack, int box_rows, CUtensorMap* map);
 
-// Describes them by ranges of 128 columns, of which columns are a multiple: boxes are of two ranges
-// of `box_rows` rows, where it is paired half of them of either half.
-Error DescribeRanges(const ByteStack& stack, int box_rows, CUtensorMap* map);
-
 // Describes rows of bytes, 16-byte aligned, columns a multiple of 16, in boxes of 128 columns.
 Error DescribeBytes(const void* data, int64_t rows, int64_t columns, int box_rows,
                     CUtensorMap* map);

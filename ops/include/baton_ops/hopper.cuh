@@ -77,29 +77,6 @@ __device__ __forceinline__ void ArriveAt(uint32_t barrier) {
 }
 __device__ __forceinline__ void Arrive(uint64_t* barrier) { ArriveAt(SharedAddress(barrier)); }
 
-// The calling block's place in its cluster.
-__device__ __forceinline__ uint32_t ClusterRank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// Waits for all threads of a cluster: what they wrote, barriers too, is there.
-__device__ __forceinline__ void SyncCluster() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// Arrives at the barrier that another block of the cluster has in the place of this one.
-__device__ __forceinline__ void ArriveOf(uint64_t* barrier, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(
-          SharedAddress(barrier)),
-      "r"(rank)
-      : "memory");
-}
-
 // Where in a ring of stages someone is, and the parity of its barriers' phase there.
 template <int kStages>
 struct RingStage {
@@ -133,18 +110,6 @@ __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int co
       : "memory");
 }
 
-// The same into the same place of several blocks of the cluster, whose barriers in the place of this
-// one it counts at: of those whose bits are set.
-__device__ __forceinline__ void LoadBoxForAll(void* to, const CUtensorMap* map, int column, int row,
-                                              uint64_t* barrier, int blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(SharedAddress(to)),
-      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier)),
-      "h"(static_cast<uint16_t>(blocks))
-      : "memory");
-}
-
 // The same of what is read once: it need not stay in the L2 cache.
 __device__ __forceinline__ void LoadBoxOnce(void* to, const CUtensorMap* map, int column, int row,
                                             uint64_t* barrier) {
@@ -154,17 +119,6 @@ __device__ __forceinline__ void LoadBoxOnce(void* to, const CUtensorMap* map, in
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(SharedAddress(to)),
       "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier)), "l"(policy)
-      : "memory");
-}
-
-// Loads boxes of a matrix that is described by blocks of 64 columns, from the block of that number
-// on, one behind the other.
-__device__ __forceinline__ void LoadBoxes(void* to, const CUtensorMap* map, int row, int block,
-                                          uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(SharedAddress(to)),
-      "l"(map), "r"(0), "r"(row), "r"(block), "r"(SharedAddress(barrier))
       : "memory");
 }
 
@@ -187,16 +141,6 @@ __device__ __forceinline__ void LoadOfStack(void* to, const CUtensorMap* map, in
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %3, %3, %4, %5}], [%6];" ::"r"(SharedAddress(to)),
       "l"(map), "r"(column), "r"(0), "r"(row / kPairRows), "r"(nth), "r"(SharedAddress(barrier))
-      : "memory");
-}
-
-// Loads a box of a stack of matrices that are described by ranges of 128 columns.
-__device__ __forceinline__ void LoadRanges(void* to, const CUtensorMap* map, int row, int range,
-                                           int nth, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %2, %4, %5}], [%6];" ::"r"(SharedAddress(to)),
-      "l"(map), "r"(0), "r"(row), "r"(range), "r"(nth), "r"(SharedAddress(barrier))
       : "memory");
 }
 

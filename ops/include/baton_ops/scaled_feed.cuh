@@ -156,7 +156,7 @@ class TurnedFeed {
     WaitForEarlierGrids();
     LetNextGridStart();
     if (in_.row != nullptr) {
-      if constexpr (Way::kTakesNamed) LoadNamed();
+      LoadNamed();
     } else if (threadIdx.x == kWeightThread) {
       LoadOtherWeight();
     } else if (threadIdx.x == kXThread) {
@@ -171,7 +171,7 @@ class TurnedFeed {
   static constexpr int kItems = Way::kTileX / 16;  // of 16 bytes, of each row by 8 threads
 
   __device__ void BringOthers() const {
-    if (in_.AreScalesMade()) {
+    if (in_.Kind() == ScaleKind::kMade) {
       ScalesFeed<Way, true>(ring_, share_, in_).Run();
     } else {
       ScalesFeed<Way, false>(ring_, share_, in_).Run();
@@ -210,16 +210,8 @@ class TurnedFeed {
       uint64_t* full = ring_.x_full + stage.s;
       Await(ring_.x_empty + stage.s, stage.phase ^ 1);
       ExpectBytes(full, Way::kXBytes);
-      uint8_t* to = ring_.x + stage.s * Way::kXBytes;
-      const int column = turn.k * kScaledRange;
-      if constexpr (Way::kCluster == 1) {
-        LoadBox(to, map_x_, column, turn.place.row, full);
-      } else {
-        constexpr int kRows = Way::kTileX / Way::kCluster;
-        const int behind = share_.rank * kRows;
-        LoadBoxForAll(to + behind * kTurnedRowBytes, map_x_, column, turn.place.row + behind, full,
-                      Way::kEveryBlock);
-      }
+      LoadBox(ring_.x + stage.s * Way::kXBytes, map_x_, turn.k * kScaledRange, turn.place.row,
+              full);
     }
   }
 

@@ -20,7 +20,7 @@ class RangesMultiply {
         out_(out),
         is_whole_(in.groups == 1 && in.in > kScaledRange),
         is_copied_(in.row != nullptr),
-        are_made_(in.AreScalesMade()),
+        kind_(in.Kind()),
         count_(share.Mine() * share.steps),
         weight_(ring.weight),
         x_(ring.x) {}
@@ -49,7 +49,7 @@ class RangesMultiply {
     BeginRange<kColumns>(weight_.Stage(weight_stage_.s * Way::kWeightBytes),
                          x_.Stage(stage_.s * Way::kXBytes), sums);
     MoveBy(Way::kGroups);
-    const TurnedScales<Way> scales(ring_.scales + stage_.s * Way::kScales, are_made_, 0, lane_row_,
+    const TurnedScales<Way> scales(ring_.scales + stage_.s * Way::kScales, kind_, 0, lane_row_,
                                    lane_ % 4);
     AwaitProducts<0>();
     Hold(sums);
@@ -118,8 +118,9 @@ class RangesMultiply {
   const TurnedRing<Way>& ring_;
   const TurnedShare<Way>& share_;
   const MatmulOutput& out_;
-  const bool is_whole_, is_copied_, are_made_;  // x by threads; scales, of both
-  const int count_;                             // the block's ranges
+  const bool is_whole_, is_copied_;  // x by threads
+  const ScaleKind kind_;
+  const int count_;  // the block's ranges
   const int group_ = threadIdx.x / kTurnedGroup - 1, lane_ = threadIdx.x % 32;
   const int warp_row_ = threadIdx.x % kTurnedGroup / 32 * 16;
   const int lane_row_ = warp_row_ + lane_ / 4;

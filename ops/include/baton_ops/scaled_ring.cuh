@@ -21,6 +21,10 @@ struct TurnedPlace {
   int row, end_row, column, expert;
 };
 
+// What scales a stage has: of rows of x, and of the weight's, which may be one, or one of gates and
+// one of ups; or of x's times such: where nobody copies them one by one.
+enum class ScaleKind { kOfRows, kOfBlocks, kMade };
+
 struct TurnedInput {
   const uint8_t* x;
   const float *x_scales, *weight_scales;
@@ -31,10 +35,9 @@ struct TurnedInput {
   int beside_rows, pairs;
   const float* beside_scales;
   int scale_shift;  // as in ScaledParams
-  // Whether scales in a stage are of x's rows times the weight's: where those of a tile are one, or
-  // one of gates and one of ups, and nobody copies them one by one.
-  __device__ __forceinline__ bool AreScalesMade() const {
-    return scale_shift > 0 && row == nullptr;
+  __device__ __forceinline__ ScaleKind Kind() const {
+    if (scale_shift == 0) return ScaleKind::kOfRows;
+    return row == nullptr ? ScaleKind::kMade : ScaleKind::kOfBlocks;
   }
   __device__ __forceinline__ bool HasBeside() const { return beside_rows > 0; }
   __device__ __forceinline__ int Parts() const { return experts + (HasBeside() ? 1 : 0); }
@@ -67,12 +70,24 @@ struct TurnedInput {
 // share them and each has columns of its own -, the columns of each, and whether it is gated.
 template <int kWeightGroupsOf, int kColumnsOf, bool kGatedOf>
 struct TurnedTile {
-  static constexpr bool kHaveRanges = false, kGated = kGatedOf;
+  static constexpr bool kHaveRanges = false, kIsTurned = true, kGated = kGatedOf;
   static constexpr int kGroups = 2, kColumns = kColumnsOf;
   static constexpr int kFewRegisters = kColumns < 128 ? 72 : 56;
   static constexpr int kManyRegisters = kColumns < 128 ? 216 : 224;
   static constexpr int kWeightGroups = kWeightGroupsOf, kReaders = kGroups;
-  static constexpr int kTileX = kColumns * kGroups / kWeightGroups;
+  static constexpr int kTileX = kColumns * kGroups / kWeightGroups, kTileWeight = 64 * kWeightGroups;
+  static constexpr int kTotalBytes = 0;
+};
+
+// Tiles that are not turned, of many rows of x: each of two warpgroups has 64 of them, all of a
+// tile's rows of the weight are columns. So a lane has sums of two of x's rows, and where scales of
+// the weight are of blocks two scales, or two of gates and two of ups.
+template <int kGroupsOf, int kColumnsOf, bool kGatedOf>
+struct StraightTile {
+  static constexpr bool kHaveRanges = false, kIsTurned = false, kGated = kGatedOf;
+  static constexpr int kGroups = kGroupsOf, kColumns = kColumnsOf;
+  static constexpr int kFewRegisters = 56, kManyRegisters = 224;
+  static constexpr int kReaders = kGroups, kTileX = 64 * kGroups, kTileWeight = kColumns;
   static constexpr int kTotalBytes = 0;
 };
 
@@ -80,28 +95,25 @@ struct TurnedTile {
 // scaled_ranges.cuh.
 template <int kGroupsOf, int kColumnsOf, bool kGatedOf>
 struct RangesTile {
-  static constexpr bool kHaveRanges = true, kGated = kGatedOf;
+  static constexpr bool kHaveRanges = true, kIsTurned = true, kGated = kGatedOf;
   static constexpr int kGroups = kGroupsOf, kColumns = kColumnsOf;
   static constexpr int kFewRegisters = 56;
   static constexpr int kManyRegisters = kGroups == 4 ? 104 : 152;
-  static constexpr int kWeightGroups = 1, kReaders = 1, kTileX = kColumns;
+  static constexpr int kWeightGroups = 1, kReaders = 1;
+  static constexpr int kTileX = kColumns, kTileWeight = 64;
   static constexpr int kTotalBytes = kTurnedGroup * kColumns / 2 * int{sizeof(float)};
 };
 
-// What follows of that. A stage has so many warpgroups that read it. Blocks of a cluster have tiles
-// of the same rows of x, beside each other: each loads a part of these for all.
-template <class Tile, int kClusterOf = 1>
+// What follows of that. A stage has so many warpgroups that read it.
+template <class Tile>
 struct TurnedWay : Tile {
-  static constexpr int kCluster = kClusterOf, kEveryBlock = (1 << kCluster) - 1;
-  using Tile::kColumns, Tile::kFewRegisters, Tile::kGated, Tile::kGroups,
-      Tile::kHaveRanges, Tile::kManyRegisters, Tile::kReaders, Tile::kTileX, Tile::kTotalBytes,
-      Tile::kWeightGroups;
-  static constexpr int kThreads = (kGroups + 1) * kTurnedGroup, kTileWeight = 64 * kWeightGroups;
+  using Tile::kColumns, Tile::kFewRegisters, Tile::kGated, Tile::kGroups, Tile::kHaveRanges,
+      Tile::kManyRegisters, Tile::kReaders, Tile::kTileWeight, Tile::kTileX, Tile::kTotalBytes;
+  static constexpr int kThreads = (kGroups + 1) * kTurnedGroup;
   static constexpr int kOutN = kGated ? kTileWeight / 2 : kTileWeight;
   static constexpr int kXBytes = kTileX * kScaledRange;
   static constexpr int kWeightBytes = kTileWeight * kScaledRange;
   static constexpr int kScales = kTileX + (kTileX > kTileWeight ? kTileX : kTileWeight);
-  static constexpr bool kTakesNamed = kCluster == 1 && kTileX <= kTurnedGroup;  // a thread a row's scale
   static constexpr int kUnderWay = kHaveRanges ? kGroups : 0;  // of who has ranges
   // More ranges of x are in stages where one is over sooner.
   static constexpr int kXStages = kTileX < 64 ? 8 : kTileX == 64 ? 6 : 5;
@@ -111,7 +123,7 @@ struct TurnedWay : Tile {
   static constexpr int kWeightStages = kFit < 16 ? kFit : 16;
   static constexpr int kSharedBytes = kOtherBytes + kWeightStages * kWeightBytes;
   static_assert(kWeightStages >= kXStages);
-  static_assert(kTileWeight <= kTurnedGroup, "a thread has a row");
+  static_assert(kTileX <= kTurnedGroup && kTileWeight <= kTurnedGroup, "a thread has a row");
   // Who waits for a stage must know that what it held before had come, which of all before its last
   // turn it does.
   static_assert(kXStages >= kUnderWay);
@@ -143,17 +155,13 @@ struct TurnedRing {
     for (int s = 0; s < Way::kWeightStages; ++s) InitBarrier(weight_full + s, 1);
     for (int s = 0; s < Way::kXStages; ++s) {
       InitBarrier(x_full + s, (is_named ? kTurnedGroup : kScaleWarps + 1) + 1);
-      InitBarrier(x_empty + s, Way::kCluster * Way::kReaders * kTurnedGroup / 32);
+      InitBarrier(x_empty + s, Way::kReaders * kTurnedGroup / 32);
     }
     PublishBarriers();
   }
-  // Gives a stage back, by a warp that has multiplied it, to all who load a part of it.
+  // Gives a stage back, by a warp that has multiplied it.
   __device__ __forceinline__ void Release(int s, int lane) const {
-    if constexpr (Way::kCluster == 1) {
-      if (lane == 0) Arrive(x_empty + s);
-    } else {
-      if (lane < Way::kCluster) ArriveOf(x_empty + s, static_cast<uint32_t>(lane));
-    }
+    if (lane == 0) Arrive(x_empty + s);
   }
 };
 
@@ -162,12 +170,11 @@ using TurnedStage = RingStage<kStages>;
 
 // Tiles of the same columns follow each other, so that their weight is read once; of many rows
 // without experts, all tiles of so many rows that they stay in the L2 cache come first.
-// A cluster takes as many tiles at once as it has blocks, of columns beside each other.
 template <class Way>
 struct TurnedShare {
   const int *before, *begins;
   int experts, row_tiles, height, columns, steps, m, n;
-  int rank = 0, first, stride;  // of the tiles of the block's number
+  int first, stride;  // of the block's tiles
   __device__ TurnedShare(const TurnedInput& in, const MatmulOutput& out,
                          const TurnedRing<Way>& ring)
       : before(ring.before),
@@ -175,27 +182,21 @@ struct TurnedShare {
         experts(in.starts == nullptr ? 0 : in.Parts()),
         row_tiles(experts > 0 ? before[experts] : (out.m + Way::kTileX - 1) / Way::kTileX),
         height(experts > 0 ? Way::kTileX : ((out.m + row_tiles - 1) / row_tiles + 7) / 8 * 8),
-        columns((out.n + kColumnsAtOnce - 1) / kColumnsAtOnce),
+        columns((out.n + Way::kOutN - 1) / Way::kOutN),
         steps((in.in + kScaledRange - 1) / kScaledRange),
         m(out.m),
         n(out.n),
-        first(blockIdx.x / Way::kCluster),
-        stride(gridDim.x / Way::kCluster) {
-    if constexpr (Way::kCluster > 1) rank = static_cast<int>(ClusterRank());
-  }
-  static constexpr int kColumnsAtOnce = Way::kOutN * Way::kCluster;
-  __device__ int Column(int nth) const { return nth * kColumnsAtOnce + rank * Way::kOutN; }
+        first(blockIdx.x),
+        stride(gridDim.x) {}
   __device__ int Count() const { return row_tiles * columns; }
-  __device__ int Mine() const {
-    return first < Count() ? (Count() - 1 - first) / stride + 1 : 0;
-  }
+  __device__ int Mine() const { return TilesOfBlock(Count()); }
   __device__ TurnedPlace Place(int tile) const {
     if (experts == 0) {
       constexpr int kBand = kTurnedBandRows / Way::kTileX;
       const int first = tile / (kBand * columns) * kBand, band = min(kBand, row_tiles - first);
       const int at = tile - first * columns, column = at / band;
       const int row = (first + at - column * band) * height;
-      return {row, min(m, row + height), Column(column), 0};
+      return {row, min(m, row + height), column * Way::kOutN, 0};
     }
     const int column = tile / row_tiles, nth = tile - column * row_tiles;
     int expert = 0, end = experts;  // before[expert] <= nth < before[end]
@@ -205,7 +206,7 @@ struct TurnedShare {
       (before[middle] <= nth ? expert : end) = middle;
     }
     const int row = begins[expert] + (nth - before[expert]) * Way::kTileX;
-    return {row, min(begins[expert + 1], row + Way::kTileX), Column(column), expert};
+    return {row, min(begins[expert + 1], row + Way::kTileX), column * Way::kOutN, expert};
   }
 };
 

@@ -1,15 +1,16 @@
 // The product of scaled_turned.cuh for a single row of x, which each block quantises for itself as
 // quantise.cuh does: in their order and so with their bits. What takes time is reading the weight
-// once, and before this launches that wait for each other: so the ring is full while the row is
-// still being made, and no launch is between the two.
+// once, and before this launches that wait for each other: so threads ask for the first of it as
+// they begin, without the copy engine, and have it while the row is being made; and no launch is
+// between the two.
 //
 // A tile is 32 of the weight's rows, and a stage two ranges of it: the tensor cores take them as 64
 // rows, whose columns are x's first range, x's second, and six of whatever lies there, which nobody
-// reads. Four warpgroups take stages in turn, of one tile after the other; the sums of all ranges of
-// a tile lie in shared memory until one warp adds them up in order, while the others go on with the
-// next. Of experts each row of the output is a tile's. Where each of these has a row of x of its
-// own, a block has tiles that follow each other, of two rows at most. What all tokens share may be
-// one row more, whose weight is read before it is known who is chosen.
+// reads. Four warpgroups take stages in turn, of one tile after the other, each from a ring of its
+// own; the sums of all ranges of a tile lie in shared memory until one warp adds them up in order,
+// while the others go on with the next. Of experts each row of the output is a tile's. Where each
+// of these has a row of x of its own, a block has tiles that follow each other, of two rows at most.
+// What all tokens share may be one row more, whose weight is read before it is known who is chosen.
 #ifndef BATON_OPS_SCALED_ROW_CUH_
 #define BATON_OPS_SCALED_ROW_CUH_
 
@@ -19,11 +20,13 @@
 
 namespace baton_ops::cuda {
 
-constexpr int kRowTile = 32;                   // rows of the weight
-constexpr int kRowGroups = 4, kRowGroup = 128;  // warpgroups that multiply, and their threads
-constexpr int kRowMultipliers = kRowGroups * kRowGroup, kRowWarps = kRowMultipliers / kWarp;
-constexpr int kRowThreads = kRowMultipliers + kRowGroups * kWarp;  // a warp loads for each
-constexpr int kRowStages = 16, kRowStageBytes = 2 * kRowTile * kScaledRange;
+constexpr int kRowTile = 32;                    // rows of the weight
+constexpr int kRowGroups = 4, kRowGroup = 128;  // warpgroups, and their threads
+constexpr int kRowThreads = kRowGroups * kRowGroup, kRowWarps = kRowThreads / kWarp;
+// Of a warpgroup's ring: the weight's bytes, and behind all of those its rows' scales.
+constexpr int kRowStages = 5, kRowStageBytes = 2 * kRowTile * kScaledRange;
+constexpr int kRowRingBytes = kRowStages * kRowStageBytes;
+constexpr int kRowStageScales = 2 * kRowTile;
 constexpr int kMostRowPairs = 64;       // rows of the output, of experts
 constexpr int kMostOwnRows = 8;         // of x, a token's
 constexpr int kMostRowColumns = 12288;  // of x
@@ -43,16 +46,17 @@ struct RowScaledWay {
   // Of a range: two tiles' sums, and of each row numbers and their scale.
   static constexpr int SharedBytes(int ranges, int rows) {
     const int x_bytes = rows * ((ranges + 1) / 2 * 2 * kScaledRange + ranges * int{sizeof(float)});
-    return kRowStages * kRowStageBytes + kRowBeyond + x_bytes +
+    const int scale_bytes = kRowGroups * kRowStages * kRowStageScales * int{sizeof(float)};
+    return kRowGroups * kRowRingBytes + kRowBeyond + x_bytes + scale_bytes +
            ranges * 2 * kRowTile * int{sizeof(RowScaledSum)};
   }
 };
 
 // A product of one more row, which comes before all others: of as many columns of a weight without
-// experts. Where there is none, `is_there` is false.
+// experts. Where there is none, weight is null.
 struct RowScaledBeside {
-  bool is_there;
   const __nv_bfloat16* x;
+  const uint8_t* weight;
   const float* weight_scales;
   __nv_bfloat16* out;
 };
@@ -83,7 +87,7 @@ class RowScaledTiles {
       : in(in),
         rows(rows),
         columns(in.out_columns / Way::kOutColumns),
-        beside(rows.beside.is_there ? columns : 0),
+        beside(rows.beside.weight == nullptr ? 0 : columns),
         begin(rows.chunk > 0 ? blockIdx.x * rows.chunk : blockIdx.x),
         step(rows.chunk > 0 ? 1 : gridDim.x),
         expert_of_(expert_of) {
@@ -102,15 +106,11 @@ class RowScaledTiles {
   __device__ __forceinline__ int Column(int tile) const {
     return tile % columns * Way::kOutColumns;
   }
-  __device__ __forceinline__ int Expert(int tile) const {
-    return in.starts == nullptr || IsBeside(tile) ? 0 : expert_of_[Row(tile)];
-  }
-  // Scales of the tile's row of its weight of that number.
-  __device__ __forceinline__ const float* WeightScales(int tile, int nth) const {
-    const float* scales = IsBeside(tile) ? rows.beside.weight_scales : in.weight_scales;
-    const int64_t part = Expert(tile) * (Way::kGated ? 2 : 1) + nth / Way::kOutColumns;
-    const int64_t row = part * in.out_columns + Column(tile) + nth % Way::kOutColumns;
-    return scales + (row >> in.scale_shift) * in.groups;
+  // The row of the tile's weight, in it or its scales, that is its row of that number.
+  __device__ __forceinline__ int64_t WeightRow(int tile, int nth) const {
+    const int expert = in.starts == nullptr || IsBeside(tile) ? 0 : expert_of_[Row(tile)];
+    const int64_t part = expert * (Way::kGated ? 2 : 1) + nth / Way::kOutColumns;
+    return part * in.out_columns + Column(tile) + nth % Way::kOutColumns;
   }
   // What the tile's row is made of.
   __device__ __forceinline__ const Out* X(int tile) const {
@@ -152,20 +152,23 @@ struct RowScaledTurn {
   }
 };
 
-// Shared memory: the ring, x's rows and their scales, sums of two tiles' ranges.
+// Shared memory: the rings, x's rows and their scales, sums of two tiles' ranges.
 //
 // Of x two ranges lie together, 16 bytes of the one and of the other in turns: so a product's first
 // two columns are 16 bytes apart, and what follows in depth is 32 bytes behind.
 struct RowScaledMemory {
-  uint8_t *stages, *x;
+  uint8_t *ring, *x;
   RowScaledSum* sums;
-  float* scales;
+  float *scales, *of_weight;
   int of_row;  // bytes of a row of x
-  __device__ RowScaledMemory(uint8_t* memory, int ranges, int rows)
-      : stages(memory), x(memory + kRowStages * kRowStageBytes) {
+  // Of the calling thread's warpgroup, whose number it is.
+  __device__ RowScaledMemory(uint8_t* memory, int ranges, int rows, int group)
+      : ring(memory + group * kRowRingBytes), x(memory + kRowGroups * kRowRingBytes) {
     of_row = (ranges + 1) / 2 * 2 * kScaledRange;
     sums = reinterpret_cast<RowScaledSum*>(x + rows * of_row + kRowBeyond);
-    scales = reinterpret_cast<float*>(sums + 2 * ranges * kRowTile);
+    of_weight = reinterpret_cast<float*>(sums + 2 * ranges * kRowTile);
+    scales = of_weight + kRowGroups * kRowStages * kRowStageScales;
+    of_weight += group * kRowStages * kRowStageScales;
   }
   // Where four columns of a range of x begin.
   __device__ __forceinline__ uint8_t* Place(int row, int range, int column) const {
@@ -174,106 +177,92 @@ struct RowScaledMemory {
   }
 };
 
-struct RowScaledBarriers {
-  uint64_t full[kRowStages], empty[kRowStages];
-  __device__ void Init() {
-    for (int s = 0; s < kRowStages; ++s) {
-      InitBarrier(full + s, 1);
-      InitBarrier(empty + s, kRowGroup / kWarp);
-    }
-    PublishBarriers();
-  }
-};
-
-// A thread that asks for the weight, every so many-th stage: asking takes some 200 cycles.
+// What a thread copies of its warpgroup's stages: 16 bytes of every sixteenth of their rows, and
+// some a scale.
 template <class Way>
 class RowScaledFeed {
  public:
   __device__ RowScaledFeed(const RowScaledTiles<Way>& tiles, const RowScaledMemory& memory,
-                           RowScaledBarriers& barriers, const CUtensorMap* map_weight,
-                           const CUtensorMap* map_beside)
-      : tiles_(tiles),
-        memory_(memory),
-        barriers_(barriers),
-        map_weight_(map_weight),
-        map_beside_(map_beside),
-        turn_(tiles, MyGroup()) {
-    stage_.Advance(MyGroup());
-  }
-  static __device__ __forceinline__ bool IsOne() {
-    return threadIdx.x >= kRowMultipliers && threadIdx.x % kWarp == 0;
-  }
+                           int group)
+      : tiles_(tiles), memory_(memory), turn_(tiles, group) {}
 
-  // Fills the ring, or begins to with the row beside, which is always known.
-  __device__ __forceinline__ void Begin(bool is_known) {
-    while (begun_ < kStages && !IsOver() && (is_known || tiles_.IsBeside(turn_.tile))) Load();
-  }
-  __device__ __forceinline__ void Run() {
-    while (!IsOver()) {
-      if (begun_ >= kStages) Await(barriers_.empty + stage_.s, stage_.phase ^ 1);
-      Load();
+  // Whether the next stage is one of the row beside.
+  __device__ __forceinline__ bool IsBeside() const { return tiles_.IsBeside(turn_.tile); }
+  // Begins to copy the next stage, if there is one; counts it in any case.
+  __device__ __forceinline__ void Copy() {
+    if (turn_.tile < tiles_.end) {
+      if (turn_.tile != found_) Find();
+      const int range = turn_.k * 2, last = tiles_.in.groups - 1;
+      uint8_t* to = memory_.ring + stage_ * kRowStageBytes + thread_ / 8 * kScaledRange +
+                    (thread_ % 8 ^ thread_ / 8 % 8) * 16;
+      const uint8_t* from = row_ + range * kScaledRange;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool is_there = i < 2 || range < last;
+        const int behind = i / 2 * kScaledRange;
+        BeginEarlyCopyOrZeros(to + i * 16 * kScaledRange,
+                              from + (i % 2) * second_ + (is_there ? behind : 0), is_there);
+      }
+      if (thread_ < kRowStageScales) {
+        BeginEarlyCopyOfFour(memory_.of_weight + stage_ * kRowStageScales + thread_,
+                             scale_ + min(range + thread_ / kRowTile, last));
+      }
+      stage_ = stage_ + 1 == kRowStages ? 0 : stage_ + 1;
+      turn_.Advance(kRowGroups);
     }
+    CountCopies();
   }
 
  private:
-  static constexpr int kStages = kRowStages / kRowGroups;  // its own
-  static __device__ __forceinline__ int MyGroup() {
-    return static_cast<int>(threadIdx.x / kWarp) % kRowGroups;
-  }
-  __device__ __forceinline__ bool IsOver() const { return turn_.tile >= tiles_.end; }
-  __device__ __forceinline__ void Load() {
-    if (turn_.tile != found_) Find();
-    uint64_t* full = barriers_.full + stage_.s;
-    ExpectBytes(full, kRowStageBytes);
-    LoadRanges(memory_.stages + stage_.s * kRowStageBytes, map_, column_, turn_.k * 2, expert_,
-               full);
-    ++begun_;
-    stage_.Advance(kRowGroups);
-    turn_.Advance(kRowGroups);
-  }
   __device__ __forceinline__ void Find() {
     found_ = turn_.tile;
-    map_ = tiles_.IsBeside(found_) ? map_beside_ : map_weight_;
-    column_ = tiles_.Column(found_);
-    expert_ = tiles_.Expert(found_);
+    const ScaledParams<typename Way::Out>& in = tiles_.in;
+    const auto& beside = tiles_.rows.beside;
+    const uint8_t* weight = IsBeside() ? beside.weight : in.weight;
+    const float* scales = IsBeside() ? beside.weight_scales : in.weight_scales;
+    const int64_t first = tiles_.WeightRow(found_, thread_ / 8);
+    row_ = weight + first * in.in + thread_ % 8 * 16;
+    second_ = (tiles_.WeightRow(found_, thread_ / 8 + 16) - first) * in.in;
+    scale_ = scales + (tiles_.WeightRow(found_, thread_ % kRowTile) >> in.scale_shift) * in.groups;
   }
 
   const RowScaledTiles<Way>& tiles_;
   const RowScaledMemory& memory_;
-  RowScaledBarriers& barriers_;
-  const CUtensorMap *map_weight_, *map_beside_;
+  const int thread_ = threadIdx.x % kRowGroup;
   RowScaledTurn<Way> turn_;
-  RingStage<kRowStages> stage_;
-  int begun_ = 0, found_ = -1, column_ = 0, expert_ = 0;  // found_: the tile that the rest is of
-  const CUtensorMap* map_ = nullptr;
+  int stage_ = 0, found_ = -1;    // found_: the tile that what follows is of
+  const uint8_t* row_ = nullptr;  // of the weight, the first that the thread copies of
+  int64_t second_ = 0;            // where the other one is, behind it
+  const float* scale_ = nullptr;  // of the thread's row
 };
 
-// A thread of those that multiply.
 template <class Way>
 class RowScaledMultiply {
  public:
-  __device__ RowScaledMultiply(const RowScaledTiles<Way>& tiles, const RowScaledMemory& memory,
-                               RowScaledBarriers& barriers)
+  __device__ RowScaledMultiply(const RowScaledTiles<Way>& tiles, const RowScaledMemory& memory)
       : tiles_(tiles),
         memory_(memory),
-        barriers_(barriers),
         ranges_(tiles.in.groups),
-        first_(tiles.rows.chunk > 0 ? tiles.Nth(tiles.begin) : 0),
-        turn_(tiles, group_) {
-    stage_.Advance(group_);
+        turn_(tiles, group_),
+        feed_(tiles, memory, group_) {}
+
+  // Fills the ring but for a stage, or begins to with the row beside, which is always known.
+  __device__ __forceinline__ void Begin(bool is_known) {
+#pragma unroll 1
+    for (; begun_ + 1 < kRowStages && (is_known || feed_.IsBeside()); ++begun_) feed_.Copy();
   }
 
-  __device__ void Run() {
+  __device__ __forceinline__ void Run() {
+    first_ = tiles_.rows.chunk > 0 ? tiles_.Nth(tiles_.begin) : 0;
     Quantise();
-    const UniformDescriptor weight(memory_.stages);
+    const UniformDescriptor ring(memory_.ring);
     int adder = 0, buffer = 0;
-    LoadScales();
 #pragma unroll 1
     for (int tile = tiles_.begin; tile < tiles_.end; tile += tiles_.step) {
       const int row = tiles_.rows.chunk > 0 ? tiles_.Nth(tile) - first_ : 0;
 #pragma unroll 1
-      while (turn_.tile == tile) Multiply(weight, row, buffer);
-      Meet();
+      while (turn_.tile == tile) Multiply(ring, row, buffer);
+      __syncthreads();
       if (warp_ == adder) Store(tile, AddUp(buffer));
       adder = adder + 1 == kRowWarps ? 0 : adder + 1;
       buffer ^= 1;
@@ -281,8 +270,8 @@ class RowScaledMultiply {
   }
 
  private:
-  static __device__ __forceinline__ void Meet() {
-    asm volatile("bar.sync %0, %1;" ::"r"(1), "n"(kRowMultipliers) : "memory");
+  __device__ __forceinline__ void MeetGroup() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + group_), "n"(kRowGroup) : "memory");
   }
 
   // Each block makes all ranges of the rows that it needs.
@@ -296,52 +285,39 @@ class RowScaledMultiply {
           return memory_.Place(row, nth - row * ranges_, column);
         });
     PublishShared();
-    Meet();
+    __syncthreads();
   }
 
-  // Of its next stage, where there is one: of the range that the thread has two rows' sums of.
-  __device__ __forceinline__ void LoadScales() {
-    if (turn_.tile >= tiles_.end) return;
-    if (turn_.tile != found_) {
-      found_ = turn_.tile;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) of_weight_[i] = tiles_.WeightScales(found_, tile_row_ + i * 8);
-    }
-    const int range = min(turn_.k * 2 + part_, ranges_ - 1);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) next_[i] = __ldg(of_weight_[i] + range);
-  }
-
-  __device__ __forceinline__ void Multiply(const UniformDescriptor& weight, int row, int buffer) {
-    const int range = turn_.k * 2 + part_;
-    const float scales[2] = {next_[0], next_[1]};
-    turn_.Advance(kRowGroups);
-    LoadScales();
-    const uint8_t* from = memory_.x + row * memory_.of_row + range / 2 * (2 * kScaledRange);
-    const PlainDescriptor x(from, 32);
+  // Multiplies the group's next stage. Behind its meeting all have copied it, and all have
+  // multiplied the one before, whose place the next one takes.
+  __device__ __forceinline__ void Multiply(const UniformDescriptor& ring, int row, int buffer) {
+    AwaitCopies<kRowStages - 2>();
+    PublishShared();
+    MeetGroup();
+    feed_.Copy();
+    const int pair = turn_.k, range = pair * 2 + part_;
+    const PlainDescriptor x(memory_.x + row * memory_.of_row + pair * (2 * kScaledRange), 32);
+    const UniformDescriptor weight = ring.Stage(stage_ * kRowStageBytes);
     float sums[4];
-    Await(barriers_.full + stage_.s, stage_.phase);
-    const UniformDescriptor at = weight.Stage(stage_.s * kRowStageBytes);
     Hold(sums);
     FenceProducts();
 #pragma unroll
     for (int step = 0; step < kScaledRange / 32; ++step) {
-      WgmmaOfE4m3<8>::Multiply(sums, at.Behind(step * 32), x.Behind(step * 64), step != 0);
+      WgmmaOfE4m3<8>::Multiply(sums, weight.Behind(step * 32), x.Behind(step * 64), step != 0);
     }
     CommitProducts();
+    const float* of_weight =
+        memory_.of_weight + stage_ * kRowStageScales + part_ * kRowTile + tile_row_;
+    const float first = of_weight[0], second = of_weight[8];
     AwaitProducts<0>();
     Hold(sums);
-    __syncwarp();
-    if (lane_ == 0) Arrive(barriers_.empty + stage_.s);
-    stage_.Advance(kRowGroups);
+    turn_.Advance(kRowGroups);
+    stage_ = stage_ + 1 == kRowStages ? 0 : stage_ + 1;
     if (lane_ % 4 != 0 || range >= ranges_) return;
     const float scale = memory_.scales[row * ranges_ + range];
     RowScaledSum* to = memory_.sums + (buffer * ranges_ + range) * kRowTile + tile_row_;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float sum = part_ == 0 ? sums[i * 2] : sums[i * 2 + 1];
-      to[i * 8] = {sum, __fmul_rn(scale, scales[i])};
-    }
+    to[0] = {part_ == 0 ? sums[0] : sums[1], __fmul_rn(scale, first)};
+    to[8] = {part_ == 0 ? sums[2] : sums[3], __fmul_rn(scale, second)};
   }
 
   // The lane's row of a tile.
@@ -368,16 +344,14 @@ class RowScaledMultiply {
 
   const RowScaledTiles<Way>& tiles_;
   const RowScaledMemory& memory_;
-  RowScaledBarriers& barriers_;
   const int lane_ = threadIdx.x % kWarp, warp_ = threadIdx.x / kWarp;
   const int group_ = warp_ / 4, part_ = warp_ % 4 / 2;  // which range of a stage it has sums of
   const int tile_row_ = warp_ % 2 * 16 + lane_ / 4;     // and which row, with the eighth behind
-  const int ranges_, first_;
+  const int ranges_;
+  int first_ = 0;  // of a block's rows of x
   RowScaledTurn<Way> turn_;
-  RingStage<kRowStages> stage_;
-  int found_ = -1;  // the tile whose rows' scales these are
-  const float* of_weight_[2] = {};
-  float next_[2] = {};
+  RowScaledFeed<Way> feed_;
+  int begun_ = 0, stage_ = 0;  // begun_: stages, before Run
 };
 
 // Tells which rows of the output have experts, and each one's.
@@ -394,38 +368,27 @@ __device__ __forceinline__ void FindExperts(RowScaledTiles<Way>& tiles, int* exp
   __syncthreads();
 }
 
-// Grid: as many blocks as there are multiprocessors, or tiles. x begins on 16 bytes, and so do
-// its rows. in.groups are ranges; a tile's columns are all there. in.x and in.weight are not read.
+// Grid: as many blocks as there are multiprocessors, or tiles. x begins on 16 bytes, and so do its
+// rows. in.groups are ranges; a tile's columns are all there. in.x is not read.
 template <class Way>
 __global__ void __launch_bounds__(kRowThreads, 1)
-    RowScaledKernel(const __grid_constant__ CUtensorMap map_weight,
-                    const __grid_constant__ CUtensorMap map_beside,
-                    const ScaledParams<typename Way::Out> in, const RowScaledRows rows) {
+    RowScaledKernel(const ScaledParams<typename Way::Out> in, const RowScaledRows rows) {
 #if BATON_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ int expert_of[kMostRowPairs];
-  __shared__ RowScaledBarriers barriers;
-  const bool has_experts = in.starts != nullptr, is_feeder = RowScaledFeed<Way>::IsOne();
+  const bool has_experts = in.starts != nullptr;
   const bool waits_first = has_experts && !rows.are_starts_early;
   RowScaledTiles<Way> tiles(in, rows, expert_of);
-  if (threadIdx.x == kRowMultipliers) {
-    barriers.Init();
-    PrefetchMap(&map_weight);
-    if (rows.beside.is_there) PrefetchMap(&map_beside);
-  }
   if (!has_experts) tiles.SetRows(0, in.rows);
   if (has_experts && !waits_first) FindExperts(tiles, expert_of);
-  __syncthreads();
-  const RowScaledMemory memory(shared, in.groups, rows.chunk > 0 ? 2 : 1);
-  RowScaledFeed<Way> feed(tiles, memory, barriers, &map_weight, &map_beside);
-  if (is_feeder) feed.Begin(!waits_first);
+  const RowScaledMemory memory(shared, in.groups, rows.chunk > 0 ? 2 : 1, threadIdx.x / kRowGroup);
+  RowScaledMultiply<Way> multiply(tiles, memory);
+  multiply.Begin(!waits_first);
   WaitForEarlierGrids();
   LetNextGridStart();
   if (waits_first) FindExperts(tiles, expert_of);
-  __syncthreads();
-  if (tiles.begin >= tiles.end) return;
-  if (is_feeder) feed.Run();
-  if (threadIdx.x < kRowMultipliers) RowScaledMultiply<Way>(tiles, memory, barriers).Run();
+  multiply.Begin(true);
+  if (tiles.begin < tiles.end) multiply.Run();
 #endif
 }
 

@@ -43,6 +43,30 @@ __device__ __forceinline__ void StoreScaledGates(const float (&sums)[kColumns / 
   }
 }
 
+// The same of a tile that is not turned, of rows `row` and `row` + 8, by lane q of a quad: blocks of
+// eight columns are gates and ups in turns.
+template <int kColumns>
+__device__ __forceinline__ void StoreStraightGates(const float (&sums)[kColumns / 2],
+                                                   const MatmulOutput& out, int row,
+                                                   int first_column, int q) {
+  constexpr int kBlocks = kColumns / 16;  // of what is stored
+  static_assert(kBlocks % 4 == 0);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int j = 0; j < kBlocks; j += 4) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int gate = (j + i) * 8 + half * 2, up = gate + 4;
+        words[i] = SiluMulPair(PackedPair(sums[gate], sums[gate + 1]),
+                               PackedPair(sums[up], sums[up + 1]));
+      }
+      StoreQuad(out, row + half * 8, first_column + j * 8, words, q);
+    }
+  }
+}
+
 }  // namespace baton_ops::cuda
 
 #endif  // BATON_OPS_SCALED_STORE_CUH_

@@ -27,7 +27,7 @@ class TurnedMultiply {
         out_(out),
         is_whole_(in.groups == 1 && in.in > kScaledRange),
         is_copied_(in.row != nullptr),
-        are_made_(in.AreScalesMade()),
+        kind_(in.Kind()),
         weight_(ring.weight + first_weight_ * kTurnedRowBytes),
         x_(ring.x + first_x_ * kTurnedRowBytes) {}
 
@@ -53,21 +53,27 @@ class TurnedMultiply {
         AwaitProducts<0>();
         Finish(sums, true);
       }
-      StoreTurned<Way>(total_, out_, share_.Place(share_.first + nth * share_.stride), first_x_,
-                       warp_row_, lane_);
+      const TurnedPlace place = share_.Place(share_.first + nth * share_.stride);
+      if constexpr (Way::kIsTurned) {
+        StoreTurned<Way>(total_, out_, place, first_x_, warp_row_, lane_);
+      } else {
+        StoreStraight<Way>(total_, out_, place, lane_row_, lane_ % 4);
+      }
     }
   }
 
  private:
   static constexpr int kColumns = Way::kColumns, kSums = kColumns / 2;
+  using Scales = std::conditional_t<Way::kIsTurned, TurnedScales<Way>, StraightScales<Way>>;
 
   // Begins the products of the next range.
   __device__ __forceinline__ void Begin(float (&sums)[kSums]) {
     Await(ring_.weight_full + weight_stage_.s, weight_stage_.phase);
     Await(ring_.x_full + begun_.s, begun_.phase);
     if (is_copied_) PublishShared();
-    BeginRange<kColumns>(weight_.Stage(weight_stage_.s * Way::kWeightBytes),
-                         x_.Stage(begun_.s * Way::kXBytes), sums);
+    const UniformDescriptor weight = weight_.Stage(weight_stage_.s * Way::kWeightBytes);
+    const UniformDescriptor x = x_.Stage(begun_.s * Way::kXBytes);
+    BeginRange<kColumns>(Way::kIsTurned ? weight : x, Way::kIsTurned ? x : weight, sums);
     begun_.Advance();
     weight_stage_.Advance();
   }
@@ -75,17 +81,15 @@ class TurnedMultiply {
   // Adds what those of the range before have made, scaled, and gives its stage back.
   __device__ __forceinline__ void Finish(float (&sums)[kSums], bool is_last) {
     Hold(sums);
-    Add(TurnedScales<Way>(ring_.scales + stage_.s * Way::kScales, are_made_, first_x_, lane_row_,
-                          lane_ % 4),
-        sums, is_last);
+    Add(Scales(ring_.scales + stage_.s * Way::kScales, kind_, first_x_, lane_row_, lane_ % 4), sums,
+        is_last);
     __syncwarp();
     ring_.Release(stage_.s, lane_);
     stage_.Advance();
   }
 
   // Sums of a whole row are scaled once they are all there.
-  __device__ __forceinline__ void Add(const TurnedScales<Way>& scales, const float (&sums)[kSums],
-                                      bool is_last) {
+  __device__ __forceinline__ void Add(const Scales& scales, const float (&sums)[kSums], bool is_last) {
     if (!is_whole_) return scales.AddTo(total_, sums);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) total_[i] = __fadd_rn(total_[i], sums[i]);
@@ -99,11 +103,15 @@ class TurnedMultiply {
   const TurnedRing<Way>& ring_;
   const TurnedShare<Way>& share_;
   const MatmulOutput& out_;
-  const bool is_whole_, is_copied_, are_made_;  // x by threads; scales, of both
+  const bool is_whole_, is_copied_;  // x by threads
+  const ScaleKind kind_;
   const int group_ = threadIdx.x / kTurnedGroup - 1, lane_ = threadIdx.x % 32;
-  const int first_x_ = Way::kWeightGroups == 2 ? 0 : group_ * kColumns;
-  const int first_weight_ = Way::kWeightGroups == 2 ? group_ * 64 : 0;
-  const int warp_row_ = first_weight_ + threadIdx.x % kTurnedGroup / 32 * 16;
+  // Of the warpgroup: its first row of x in a tile, and of the weight. A warp's rows are the
+  // weight's, or x's.
+  const int first_x_ = group_ * (!Way::kIsTurned ? 64 : Way::kTileWeight > 64 ? 0 : kColumns);
+  const int first_weight_ = Way::kIsTurned && Way::kTileWeight > 64 ? group_ * 64 : 0;
+  const int warp_row_ =
+      (Way::kIsTurned ? first_weight_ : first_x_) + threadIdx.x % kTurnedGroup / 32 * 16;
   const int lane_row_ = warp_row_ + lane_ / 4;
   const UniformDescriptor weight_, x_;
   TurnedStage<Way::kWeightStages> weight_stage_;
@@ -140,11 +148,7 @@ __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
     __syncthreads();
     if (threadIdx.x < kLanes) CountRowTiles(ring.begins, in.Parts(), Way::kTileX, ring.before);
   }
-  if constexpr (Way::kCluster == 1) {
-    __syncthreads();
-  } else {
-    SyncCluster();
-  }
+  __syncthreads();
   const TurnedShare<Way> share(in, out, ring);
   if (threadIdx.x < kTurnedGroup) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Way::kFewRegisters));
@@ -153,8 +157,6 @@ __global__ __launch_bounds__(Way::kThreads, 1) void ScaledTurnedKernel(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Way::kManyRegisters));
     TurnedMultiplier<Way>(ring, share, in, out).Run();
   }
-  // Others load into this block's memory, and arrive there, until they are done.
-  if constexpr (Way::kCluster > 1) SyncCluster();
 #endif
 }
 
