@@ -81,6 +81,11 @@ Error host_scaled_row(const int64_t* words, const void* plain, int64_t plain_row
 
 int host_scaled_ways() { return kScaledWays; }
 
+// Adds sums times scales to totals, rounded once for both.
+void host_add_scaled(const float* sums, const float* scales, float* totals, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) totals[i] = fmaf(sums[i], scales[i], totals[i]);
+}
+
 // As the op that takes gates and ups from memory computes it.
 void host_silu_mul(const float* gates, const float* ups, float* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = SiluMulOf(gates[i], ups[i]);

@@ -20,8 +20,8 @@ from baton_testing.host_scaled_rows import aligned, nothing, rows_of, wide
 
 Array = npt.NDArray[Any]
 
-WAYS = range(1, 12)
-FIRST_OF_RANGES = 9
+WAYS = range(1, 13)
+FIRST_OF_RANGES = 10
 NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
 
 

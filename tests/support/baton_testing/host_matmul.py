@@ -38,14 +38,10 @@ _ON_HOST = {
     "createpolicy.fractional.L2::evict_first.b64 %0, 1.0;": "ReadOncePolicy",
     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
     " [%0], [%1, {%2, %3}], [%4], %5;": "LoadBoxBy",
-    "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-    " [%0], [%1, {%2, %3, %4}], [%5];": "LoadBoxes",
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
     " [%0], [%1, {%2, %4, %4, %3}], [%5];": "LoadPairs",
     "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
     " [%0], [%1, {%2, %3, %3, %4, %5}], [%6];": "LoadOfStack",
-    "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
-    " [%0], [%1, {%2, %3, %2, %4, %5}], [%6];": "LoadRanges",
     "cp.async.cg.shared.global [%0], [%1], 16, %2;": "BeginCopyOrZeros",
     "cp.async.cg.shared::cta.global [%0], [%1], 16, %2;": "BeginEarlyCopyOrZeros",
     "cp.async.ca.shared::cta.global [%0], [%1], 4;": "BeginEarlyCopyOfFour",

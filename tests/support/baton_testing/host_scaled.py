@@ -57,34 +57,41 @@ FAULTS = {
         "      if (!PLANTED) Arrive(ring_.x_full + stage.s);",
     ),
     "a range's last product is not waited for": Fault(
-        "scaled_turned.cuh", "AwaitProducts<0>();", "if (!PLANTED) AwaitProducts<0>();"
+        "scaled_turned.cuh",
+        "AwaitProducts<0>();\n        Finish(second",
+        "if (!PLANTED) AwaitProducts<0>();\n        Finish(second",
     ),
     "a range of one's own is not waited for": Fault(
         "scaled_ranges.cuh", "AwaitProducts<0>();", "if (!PLANTED) AwaitProducts<0>();"
     ),
     "a tile's total is taken before it is given": Fault(
-        "scaled_ranges.cuh", "if (turn > 0) TakeTurn();", "if (turn > 0 && !PLANTED) TakeTurn();"
+        "scaled_ranges.cuh", "if (range > 0) TakeTurn();", "if (range > 0 && !PLANTED) TakeTurn();"
     ),
     "a row is multiplied before all of it is there": Fault(
         "scaled_row.cuh",
-        "PublishShared();\n    Meet()",
-        "PublishShared();\n    if (!PLANTED) Meet()",
+        "PublishShared();\n    __syncthreads()",
+        "PublishShared();\n    if (!PLANTED) __syncthreads()",
     ),
     "a tile's sums are added before all of them are there": Fault(
-        "scaled_row.cuh", "Meet();\n      if (warp_", "if (!PLANTED) Meet();\n      if (warp_"
+        "scaled_row.cuh",
+        "__syncthreads();\n      if (warp_",
+        "if (!PLANTED) __syncthreads();\n      if (warp_",
     ),
     "a tile's sums lie where the last one's are still added": Fault(
         "scaled_row.cuh", "buffer ^= 1", "buffer ^= PLANTED ? 0 : 1"
     ),
-    "a row's weight is multiplied before it has come": Fault(
-        "scaled_row.cuh", "Await(barriers_.full", "if (!PLANTED) Await(barriers_.full"
+    "a row's weight is multiplied before others have copied it": Fault(
+        "scaled_row.cuh", "    MeetGroup();\n    feed_", "    if (!PLANTED) MeetGroup();\n    feed_"
     ),
-    "a stage is given back while its products are under way": Fault(
+    "a row's weight is multiplied before it has come": Fault(
         "scaled_row.cuh",
-        "    AwaitProducts<0>();\n    Hold(sums);\n    __syncwarp();\n    if (lane_ == 0) Arrive(",
-        "    if (PLANTED && lane_ == 0) Arrive(barriers_.empty + stage_.s);"
-        "    AwaitProducts<0>();\n    Hold(sums);\n    __syncwarp();\n"
-        "    if (!PLANTED && lane_ == 0) Arrive(",
+        "    AwaitCopies<kRowStages - 2>();",
+        "    if (PLANTED) AwaitCopies<kRowStages - 1>(); else AwaitCopies<kRowStages - 2>();",
+    ),
+    "a stage is copied to before it is multiplied": Fault(
+        "scaled_row.cuh",
+        "begun_ + 1 < kRowStages",
+        "begun_ + (PLANTED ? 0 : 1) < kRowStages",
     ),
 }
 
@@ -172,7 +179,7 @@ class HostTurned(host_orders.Ordered):
         self._library = ctypes.CDLL(str(path))
         self._library.host_scaled_turned.restype = ctypes.c_char_p
         self._library.host_scaled_row.restype = ctypes.c_char_p
-        self._library.host_silu_mul.restype = None
+        self._library.host_silu_mul.restype = self._library.host_add_scaled.restype = None
         self.ways = range(1, int(self._library.host_scaled_ways()))
 
     @contextmanager
@@ -261,8 +268,31 @@ class HostTurned(host_orders.Ordered):
                 continue
             of = np.arange(first, last) if row is None else row[first:last]
             own = (np.split(part, n_experts)[expert] for part in weight)
-            sums = sums_of_ranges(ScaledRows(x.values[of], x.scales[of]), ScaledRows(*own), group)
+            sums = self.sums_of_ranges(
+                ScaledRows(x.values[of], x.scales[of]), ScaledRows(*own), group
+            )
             out[first:last] = self._gated(sums) if is_gated else host_matmul.bf16(sums)
+
+    @np.errstate(invalid="ignore")
+    def sums_of_ranges(self, x: ScaledRows, weight: ScaledRows, group: int) -> Array:
+        """Return f32[rows of x, rows of the weight]: each range of 128 summed number by number,
+        times its rows' scales' product, and that added to those before, rounded once; or of rows
+        that are a group added first, then scaled.
+        """
+        a, b = (_in_ranges(_NUMBERS[rows.values]) for rows in (x, weight))
+        ranges = np.zeros((a.shape[1], a.shape[2], b.shape[2]), np.float32)
+        products = np.empty_like(ranges)
+        for of_x, of_weight in zip(a, b, strict=True):
+            ranges += np.multiply(of_x[:, :, None], of_weight[:, None, :], out=products)
+        if group == x.values.shape[1]:
+            ranges = np.ascontiguousarray(np.add.accumulate(ranges)[-1:])
+        of_rows = np.repeat(weight.scales, len(weight.values) // len(weight.scales), axis=0)
+        total = np.zeros(ranges.shape[1:], np.float32)
+        for sums, of_x, of_weight in zip(ranges, x.scales.T, of_rows.T, strict=True):
+            scales = of_x[:, None] * of_weight
+            places = [ctypes.c_void_p(each.ctypes.data) for each in (sums, scales, total)]
+            self._library.host_add_scaled(*places, ctypes.c_int64(total.size))
+        return total
 
     def _gated(self, sums: Array) -> Array:
         """Return silu(gate) * up in bf16, of gates and ups that are rounded to it first."""
@@ -272,26 +302,6 @@ class HostTurned(host_orders.Ordered):
         places = [ctypes.c_void_p(each.ctypes.data) for each in (gates, ups, made)]
         self._library.host_silu_mul(*places, ctypes.c_int64(made.size))
         return np.asarray(host_matmul.bf16(made))
-
-
-@np.errstate(invalid="ignore")
-def sums_of_ranges(x: ScaledRows, weight: ScaledRows, group: int) -> Array:
-    """Return f32[rows of x, rows of the weight]: each range of 128 summed number by number, scaled
-    by its row's scale, then by the weight's, and added to those before; or of rows that are a group
-    added first, then scaled.
-    """
-    a, b = (_in_ranges(_NUMBERS[rows.values]) for rows in (x, weight))
-    ranges = np.zeros((a.shape[1], a.shape[2], b.shape[2]), np.float32)
-    products = np.empty_like(ranges)
-    for of_x, of_weight in zip(a, b, strict=True):
-        ranges += np.multiply(of_x[:, :, None], of_weight[:, None, :], out=products)
-    if group == x.values.shape[1]:
-        ranges = np.add.accumulate(ranges)[-1:]
-    scales = np.repeat(weight.scales, len(weight.values) // len(weight.scales), axis=0)
-    total = np.zeros(ranges.shape[1:], np.float32)
-    for sums, of_x, of_weight in zip(ranges, x.scales.T, scales.T, strict=True):
-        total += sums * of_x[:, None] * of_weight
-    return total
 
 
 def _in_ranges(numbers: Array) -> Array:

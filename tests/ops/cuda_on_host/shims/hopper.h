@@ -205,10 +205,6 @@ inline void LoadBoxBy(uint32_t to, const CUtensorMap* map, int column, int row, 
                       uint64_t) {
   LoadBox(to, map, column, row, full);
 }
-inline void LoadBoxes(uint32_t to, const CUtensorMap* map, int column, int row, int block,
-                      uint32_t full) {
-  LoadBoxAt<3>(to, map, {column, row, block}, full);
-}
 inline void LoadPairs(uint32_t to, const CUtensorMap* map, int column, int pair, int zero,
                       uint32_t full) {
   LoadBoxAt<4>(to, map, {column, zero, zero, pair}, full);
@@ -216,10 +212,6 @@ inline void LoadPairs(uint32_t to, const CUtensorMap* map, int column, int pair,
 inline void LoadOfStack(uint32_t to, const CUtensorMap* map, int column, int zero, int block,
                         int nth, uint32_t full) {
   LoadBoxAt<5>(to, map, {column, zero, zero, block, nth}, full);
-}
-inline void LoadRanges(uint32_t to, const CUtensorMap* map, int zero, int row, int range, int nth,
-                       uint32_t full) {
-  LoadBoxAt<5>(to, map, {zero, row, zero, range, nth}, full);
 }
 inline uint64_t ReadOncePolicy() { return 0; }
 inline void Prefetch(const CUtensorMap*) {}
