@@ -30,7 +30,7 @@ namespace baton_ops {
 namespace {
 
 // What Python knows as baton_ops.interface.INTERFACE, where it is said when it rises.
-constexpr int64_t kInterface = 2;
+constexpr int64_t kInterface = 3;
 
 int64_t Interface() { return kInterface; }
 

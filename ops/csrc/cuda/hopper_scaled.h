@@ -11,8 +11,8 @@ namespace baton_ops::cuda {
 // Of a product, and columns: with what lies behind the last of a tile they are 32-bit numbers.
 constexpr int64_t kMostScaledRows = int64_t{1} << 30;
 
-// For any GPU, or on Hopper by tiles: so many rows of the weight, of x; of the last, warpgroups have
-// ranges of their own. kStraight's tiles are not turned. Those on Hopper have the same bits.
+// For any GPU, or on Hopper by tiles: so many rows of the weight, of x; of the last, warpgroups
+// have ranges of their own. kStraight's tiles are not turned. Those on Hopper have the same bits.
 enum class ScaledWay {
   kAnyGpu,
   k64x16,

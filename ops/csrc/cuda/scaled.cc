@@ -129,7 +129,8 @@ Error Run(const ScaledWay* way, ScaledMatmulInput in, const Rows& out, ElementTy
   const ScaledWay by = way != nullptr ? *way
                        : is_taken     ? WayFor(in, device.processors)
                                       : ScaledWay::kAnyGpu;
-  if (in.beside.rows > 0 && !(is_taken && by != ScaledWay::kAnyGpu && LiesBehind(in, out, out_type))) {
+  if (in.beside.rows > 0 &&
+      !(is_taken && by != ScaledWay::kAnyGpu && LiesBehind(in, out, out_type))) {
     ScaledMatmulInput alone = AloneOf(in);
     if (IsOfTheSameRows(in)) {
       if (const Error error = QuantisePlain(in, 0, out_type, stream)) return error;

@@ -71,8 +71,8 @@ Error DescribeStack(const ByteStack& stack, int box_rows, CUtensorMap* map) {
 Error DescribeBytes(const void* data, int64_t rows, int64_t columns, int box_rows,
                     CUtensorMap* map) {
   return DescribeAs<2>(kBytes, 1, data, {Size(columns), Size(rows)}, {columns},
-                       {128, static_cast<cuuint32_t>(box_rows)},
-                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, map);
+                       {128, static_cast<cuuint32_t>(box_rows)}, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                       map);
 }
 
 }  // namespace baton_ops::cuda

@@ -38,8 +38,8 @@ struct ByteStack {
   bool is_paired;  // each has as many rows again behind these
 };
 
-// Describes them in boxes of 128 columns and `box_rows` rows of one of them, by blocks of 8 rows, of
-// which rows are a multiple; where it is paired a block of either half comes in turn.
+// Describes them in boxes of 128 columns and `box_rows` rows of one of them, by blocks of 8 rows,
+// of which rows are a multiple; where it is paired a block of either half comes in turn.
 Error DescribeStack(const ByteStack& stack, int box_rows, CUtensorMap* map);
 
 // Describes rows of bytes, 16-byte aligned, columns a multiple of 16, in boxes of 128 columns.

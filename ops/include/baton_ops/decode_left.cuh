@@ -115,7 +115,8 @@ class DecodeMerge {
       const float4 sum = made_so_far[j];
       if (first_row + j * 4 >= used_) continue;
       store(first_row + j * 4, lane,
-            make_uint2(PackedPair(sum.x * share, sum.y * share), PackedPair(sum.z * share, sum.w * share)));
+            make_uint2(PackedPair(sum.x * share, sum.y * share),
+                       PackedPair(sum.z * share, sum.w * share)));
     }
   }
 

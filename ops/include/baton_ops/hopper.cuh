@@ -175,8 +175,8 @@ class UniformDescriptor {
   uint32_t low_;
 };
 
-// Describes eight rows of 16 bytes that follow each other, each time so many bytes further in depth:
-// not swizzled, on 16 bytes. All lanes agree on the place.
+// Describes eight rows of 16 bytes that follow each other, each time so many bytes further in
+// depth: not swizzled, on 16 bytes. All lanes agree on the place.
 class PlainDescriptor {
  public:
   __device__ __forceinline__ PlainDescriptor(const void* p, int next_bytes)

@@ -123,7 +123,7 @@ class LatentMade {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           words[i] = PackedPair(__fmul_rn(At(j + i, half * 2), share[half]),
-                            __fmul_rn(At(j + i, half * 2 + 1), share[half]));
+                                __fmul_rn(At(j + i, half * 2 + 1), share[half]));
         }
         TransposeQuad(words, quad);
         if (row + half * 8 < heads) {

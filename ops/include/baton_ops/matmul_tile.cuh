@@ -36,7 +36,8 @@ __device__ __forceinline__ void StorePair(const MatmulOutput& out, int row, int 
   if (out.is_fp32) {
     *reinterpret_cast<float2*>(static_cast<float*>(out.data) + at) = make_float2(low, high);
   } else {
-    *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(out.data) + at) = PackedPair(low, high);
+    *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(out.data) + at) =
+        PackedPair(low, high);
   }
 }
 

@@ -1,5 +1,5 @@
-// What threads that multiply do with a range of scaled_ring.cuh: begin its products, read its scales,
-// store a tile.
+// What threads that multiply do with a range of scaled_ring.cuh: begin its products, read its
+// scales, store a tile.
 #ifndef BATON_OPS_SCALED_RANGE_CUH_
 #define BATON_OPS_SCALED_RANGE_CUH_
 
@@ -52,8 +52,8 @@ struct TurnedScales {
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j) {
         const float2 x = ScalePair(of_x + j * 8);
-        AddScaled(total + j * 4, sums + j * 4, __fmul_rn(x.x, weight[0]),
-                  __fmul_rn(x.y, weight[0]), __fmul_rn(x.x, weight[1]), __fmul_rn(x.y, weight[1]));
+        AddScaled(total + j * 4, sums + j * 4, __fmul_rn(x.x, weight[0]), __fmul_rn(x.y, weight[0]),
+                  __fmul_rn(x.x, weight[1]), __fmul_rn(x.y, weight[1]));
       }
     }
   }
@@ -86,7 +86,7 @@ struct StraightScales {
     if (kind != ScaleKind::kOfRows) {
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j) {
-        const float(&of)[2] = x[j % kParts];
+        const float (&of)[2] = x[j % kParts];
         AddScaled(total + j * 4, sums + j * 4, of[0], of[0], of[1], of[1]);
       }
     } else {

@@ -13,7 +13,7 @@ namespace baton_ops::cuda {
 
 constexpr int kScaleWarps = 2;  // that bring scales where rows of x follow each other
 constexpr int kTurnedGroup = 128, kTurnedRowBytes = 128, kTurnedHeadBytes = 6 * 1024;
-constexpr int kTurnedPart = 8;           // rows of gates, then of ups, of a gated tile
+constexpr int kTurnedPart = 8;         // rows of gates, then of ups, of a gated tile
 constexpr int kTurnedBandRows = 2048;  // of x, whose tiles are all computed before the next ones'
 
 // Rows of the output, its column, and the expert; behind the last one what is beside experts.
@@ -75,7 +75,8 @@ struct TurnedTile {
   static constexpr int kFewRegisters = kColumns < 128 ? 72 : 56;
   static constexpr int kManyRegisters = kColumns < 128 ? 216 : 224;
   static constexpr int kWeightGroups = kWeightGroupsOf, kReaders = kGroups;
-  static constexpr int kTileX = kColumns * kGroups / kWeightGroups, kTileWeight = 64 * kWeightGroups;
+  static constexpr int kTileX = kColumns * kGroups / kWeightGroups,
+                       kTileWeight = 64 * kWeightGroups;
   static constexpr int kTotalBytes = 0;
 };
 

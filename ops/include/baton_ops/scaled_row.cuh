@@ -9,8 +9,9 @@
 // reads. Four warpgroups take stages in turn, of one tile after the other, each from a ring of its
 // own; the sums of all ranges of a tile lie in shared memory until one warp adds them up in order,
 // while the others go on with the next. Of experts each row of the output is a tile's. Where each
-// of these has a row of x of its own, a block has tiles that follow each other, of two rows at most.
-// What all tokens share may be one row more, whose weight is read before it is known who is chosen.
+// of these has a row of x of its own, a block has tiles that follow each other, of two rows at
+// most. What all tokens share may be one row more, whose weight is read before it is known who is
+// chosen.
 #ifndef BATON_OPS_SCALED_ROW_CUH_
 #define BATON_OPS_SCALED_ROW_CUH_
 

@@ -1,6 +1,6 @@
 // The store of a tile of scaled_turned.cuh, as matmul_turned.cuh's but of as few as eight rows of
-// x: its rows are the weight's, so a row of `out` lies across its columns. Of a gated one eight rows
-// are gates' and the next eight their ups'. `out` is bf16, on vectors.
+// x: its rows are the weight's, so a row of `out` lies across its columns. Of a gated one eight
+// rows are gates' and the next eight their ups'. `out` is bf16, on vectors.
 #ifndef BATON_OPS_SCALED_STORE_CUH_
 #define BATON_OPS_SCALED_STORE_CUH_
 
@@ -43,8 +43,8 @@ __device__ __forceinline__ void StoreScaledGates(const float (&sums)[kColumns / 
   }
 }
 
-// The same of a tile that is not turned, of rows `row` and `row` + 8, by lane q of a quad: blocks of
-// eight columns are gates and ups in turns.
+// The same of a tile that is not turned, of rows `row` and `row` + 8, by lane q of a quad: blocks
+// of eight columns are gates and ups in turns.
 template <int kColumns>
 __device__ __forceinline__ void StoreStraightGates(const float (&sums)[kColumns / 2],
                                                    const MatmulOutput& out, int row,
@@ -59,8 +59,8 @@ __device__ __forceinline__ void StoreStraightGates(const float (&sums)[kColumns 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int gate = (j + i) * 8 + half * 2, up = gate + 4;
-        words[i] = SiluMulPair(PackedPair(sums[gate], sums[gate + 1]),
-                               PackedPair(sums[up], sums[up + 1]));
+        words[i] =
+            SiluMulPair(PackedPair(sums[gate], sums[gate + 1]), PackedPair(sums[up], sums[up + 1]));
       }
       StoreQuad(out, row + half * 8, first_column + j * 8, words, q);
     }

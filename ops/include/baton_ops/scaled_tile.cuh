@@ -15,7 +15,7 @@ constexpr int kScaledBlockRows = 16, kScaledTiles = 4, kScaledTileColumns = 8;
 
 template <class Out>
 struct ScaledParams {
-  const uint8_t* x;        // [rows, in]
+  const uint8_t* x;            // [rows, in]
   const float* x_scales;       // [rows, groups]
   const uint8_t* weight;       // [out_columns, in]; gated: gates, then as many ups
   const float* weight_scales;  // [out_columns >> scale_shift, groups]

@@ -1,10 +1,10 @@
-// The product of scaled_matmul.cuh for Hopper, whose tensor cores multiply e4m3 numbers as they are:
-// 32 deep, in an order of their own, a range at a time. Tiles are turned, their rows are the
+// The product of scaled_matmul.cuh for Hopper, whose tensor cores multiply e4m3 numbers as they
+// are: 32 deep, in an order of their own, a range at a time. Tiles are turned, their rows are the
 // weight's and x's rows their columns, of which no sum depends on another.
 //
 // A block stays and takes one tile after the other. One of its warpgroups loads (scaled_feed.cuh),
-// two multiply. A range's sums begin at nothing, and are scaled and added to the tile's. Other tiles
-// have more of who multiplies (scaled_ranges.cuh).
+// two multiply. A range's sums begin at nothing, and are scaled and added to the tile's. Other
+// tiles have more of who multiplies (scaled_ranges.cuh).
 #ifndef BATON_OPS_SCALED_TURNED_CUH_
 #define BATON_OPS_SCALED_TURNED_CUH_
 
@@ -89,7 +89,8 @@ class TurnedMultiply {
   }
 
   // Sums of a whole row are scaled once they are all there.
-  __device__ __forceinline__ void Add(const Scales& scales, const float (&sums)[kSums], bool is_last) {
+  __device__ __forceinline__ void Add(const Scales& scales, const float (&sums)[kSums],
+                                      bool is_last) {
     if (!is_whole_) return scales.AddTo(total_, sums);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) total_[i] = __fadd_rn(total_[i], sums[i]);

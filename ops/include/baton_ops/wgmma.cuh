@@ -89,18 +89,17 @@ struct WgmmaOfTurned {
 template <int kColumns>
 struct WgmmaOfE4m3;
 
-#define BATON_DEFINE_WGMMA_OF_E4M3(n, count, a, b, p)                                           \
-  template <>                                                                                   \
-  struct WgmmaOfE4m3<n> {                                                                       \
-    static __device__ __forceinline__ void Multiply(float (&d)[count], uint64_t x, uint64_t y,  \
-                                                    int adds) {                                 \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p                                      \
-                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n                                 \
-                   "k32.f32.e4m3.e4m3 {" BATON_REGISTERS_##count "}, %" #a ", %" #b             \
-                   ", p, 1, 1;\n}\n"                                                            \
-                   : BATON_SUMS_##count                                                         \
-                   : "l"(x), "l"(y), "r"(adds));                                                \
-    }                                                                                           \
+#define BATON_DEFINE_WGMMA_OF_E4M3(n, count, a, b, p)                                          \
+  template <>                                                                                  \
+  struct WgmmaOfE4m3<n> {                                                                      \
+    static __device__ __forceinline__ void Multiply(float (&d)[count], uint64_t x, uint64_t y, \
+                                                    int adds) {                                \
+      asm volatile(                                                                            \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
+          "k32.f32.e4m3.e4m3 {" BATON_REGISTERS_##count "}, %" #a ", %" #b ", p, 1, 1;\n}\n"   \
+          : BATON_SUMS_##count                                                                 \
+          : "l"(x), "l"(y), "r"(adds));                                                        \
+    }                                                                                          \
   };
 
 BATON_DEFINE_WGMMA_OF_E4M3(8, 4, 4, 5, 6)

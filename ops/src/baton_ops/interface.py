@@ -8,4 +8,4 @@ functions holds the number that it was written for. Knows no op.
 
 from __future__ import annotations
 
-INTERFACE = 2
+INTERFACE = 3

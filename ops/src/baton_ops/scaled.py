@@ -6,13 +6,12 @@ of 128 a weight's scales may be of each 128 rows together, f32[*/128, G]: how ma
 there are says which, and bits are those of the same scales for each row. Then 128 divides O, so
 that no block has rows of two experts, or of gates and ups.
 
-Where K is a multiple of 16 x may have halves: rows of K + 2 H bytes, H the next multiple of 64, on
-16 bytes, with each number once more behind them as float16, in an order of the tensor cores' own.
-Without them the kernels for Hopper are not used. A row's bits depend on that row alone, and not on
-whether it has halves. Whether it has is told by its width: beside a weight of K columns rows of K +
-2 H bytes are K numbers with halves, whoever made them, also K + 2 H numbers that were meant for
-another weight. A weight holds no NaN, of which the kernels for Hopper may make 480: who loads one
-refuses it. NaN of x stays NaN. Owns the Python form of these ops. Knows no model.
+How exact a product is depends on what it is of, never on N, and a row's bits on that row alone. On
+Hopper, of bfloat16 outputs on 16 bytes whose rows are multiples of 8 elements, O a multiple of 8, K
+of 16, x and weights on 16 bytes, products are the tensor cores' own of e4m3 numbers: of a range of
+128 they keep some 13 bits below its largest product. Else numbers become float16, which is exact,
+and a range's sum is fp32. A weight holds no NaN: who loads one refuses it. NaN of x stays NaN. Owns
+the Python form of these ops. Knows no model.
 
 Shapes: N rows, K columns, G groups, O outputs, X experts. E is bfloat16 or float32. Every function
 raises TypeError or ValueError where a dtype, shape or device is wrong; the message names it.
@@ -29,7 +28,7 @@ _NOTHING = (None,) * 6
 
 
 def quantise_rows_into(x: Tensor, values: Tensor, scales: Tensor) -> None:
-    """Write values uint8[N, K], or with halves, and scales f32[N, G] of x E[N, K].
+    """Write values uint8[N, K] and scales f32[N, G] of x E[N, K].
 
     A group's scale is its largest / 448, its numbers are x / scale, rounded to the nearest, even on
     ties. A group of nothing has scale 0; a NaN or an infinity breaks its group and no other.
@@ -40,11 +39,13 @@ def quantise_rows_into(x: Tensor, values: Tensor, scales: Tensor) -> None:
 def scaled_matmul_into(
     x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor, out: Tensor
 ) -> None:
-    """Write out E[N, O]: x uint8[N, K] or with halves, times uint8[O, K]^T, scales f32[*, G].
+    """Write out E[N, O]: x uint8[N, K] times uint8[O, K]^T, scales f32[*, G].
 
-    Group after group from the first on, the fp32 sum of a group's products, in ranges of 128 in
-    ascending order, is multiplied by the row's scale, by the weight's, and added; rounded once. A
-    range is summed by the tensor cores in steps of 16.
+    Group after group from the first on, the sum of a group's products, in ranges of 128 in
+    ascending order, is multiplied by the row's scale and the weight's and added, in fp32; rounded
+    to E once. By the tensor cores' own products a range is summed in steps of 32, both scales are
+    multiplied first, and a group is scaled and added in one rounding. By float16 it is summed in
+    steps of 16, and multiplied by the row's scale, then by the weight's, and added.
     """
     launch("cuda_scaled_matmul")(x, x_scales, weight, weight_scales, out)
 

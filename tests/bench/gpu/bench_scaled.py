@@ -6,9 +6,9 @@ An 8B model's four products, and the experts of a 30B mixture. Times are medians
 replays; weights rotate over more than the second-level cache holds. Of each: microseconds, what it
 reads of weights and scales a second, and the times of quantising its rows; with --ways instead the
 times of one product by every kernel and tile there is, or with --of-one those of a single row's
-products of GLM-4.5-Air, quantising included: in two launches, and in one. Scales of qkv and o are
-of each row, the others' of blocks, as a checkpoint by blocks is loaded. Equal bits are for the
-tests (tests/ops/cuda). Needs PyTorch with a Hopper GPU and the library with CUDA kernels.
+products of GLM-4.5-Air, quantising included: in two launches, and in one. Scales are of blocks, as
+a checkpoint by blocks is loaded. Equal bits are for the tests (tests/ops/cuda). Needs PyTorch with
+a Hopper GPU and the library with CUDA kernels.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ TOKENS = (1, 8, 64, 256, 2048)
 EXPERTS, CHOSEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 """Of Qwen3-30B-A3B."""
 TILES = ("64x16", "64x32", "64x64", "64x128", "128x16", "128x32", "128x64", "128x128")
-CLUSTERS = ("64x64 by 2", "64x128 by 2", "128x128 by 2", "64x64 by 4", "64x128 by 4", "128x128 by 4")
-RANGES = ("ranges 64x16", "ranges 64x32", "ranges 64x64")
-WAYS = ("any", *TILES, *CLUSTERS, *RANGES)
-"""For any GPU, then by tiles: rows of the weight, rows of x."""
+RANGES = ("straight 128x128", "ranges 64x16", "ranges 64x32", "ranges 64x64")
+WAYS = ("any", *TILES, *RANGES)
+"""For any GPU, then by tiles: rows of the weight, rows of x, or of x and of the weight."""
 CACHE_BYTES, REPEATS = 160 << 20, 3
 OF_ONE = {
     "qkv": (14_336, 4096, 0),
@@ -47,9 +46,10 @@ OF_ONE = {
     "shared down": (4096, 1408, 0),
     "experts' gate_up": (2816, 4096, 128),
     "experts' down": (4096, 1408, 128),
-    "dense gate_up": (21_888, 4096, 0),
+    "dense gate_up": (22_016, 4096, 0),
 }
-"""Of GLM-4.5-Air: outputs, inputs, experts; gates and ups are gated."""
+"""Of GLM-4.5-Air: outputs, inputs, experts; gates and ups are gated. The dense one has 64 more of
+each, so that blocks are whole."""
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -68,20 +68,15 @@ def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return made
 
 
-def weight_of(rows: int, columns: int, has_blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return numbers at random and their scales: of each row, or of each 128, the first one's."""
+def weight_of(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return numbers at random and scales of each 128 of their rows, the first one's."""
     values, scales = quantised(empty(rows, columns).normal_(0, 0.02))
-    return values, scales[::128].contiguous() if has_blocks else scales
+    return values, scales[::128].contiguous()
 
 
 def bytes_of(weight: tuple[torch.Tensor, torch.Tensor]) -> int:
     """Return what numbers and scales take."""
     return sum(each.numel() * each.element_size() for each in weight)
-
-
-def has_blocks(name: str) -> bool:
-    """Whether a product's scales are of blocks: attention's heads may be cut within one."""
-    return name.endswith(("gate_up", "down"))
 
 
 def us(launch: timing.Launch, rows: int) -> float:
@@ -95,7 +90,7 @@ def dense(name: str, rows: int) -> dict[str, Any]:
     is_gated = name == "gate_up"
     count = max(CACHE_BYTES // (outputs * inputs) + 1, 2)
     plain = [empty(outputs, inputs).normal_(0, 0.02) for _ in range(count)]
-    fp8 = [weight_of(outputs, inputs, has_blocks(name)) for _ in plain]
+    fp8 = [weight_of(outputs, inputs) for _ in plain]
     x = empty(rows, inputs).normal_()
     small, out = quantised(x), empty(rows, outputs // (1 + is_gated))
     of_fp8 = scaled.scaled_gate_up_silu_into if is_gated else scaled.scaled_matmul_into
@@ -111,7 +106,7 @@ def by_ways(name: str, rows: int) -> dict[str, Any]:
     outputs, inputs = SHAPES[name]
     is_gated = name == "gate_up"
     count = max(CACHE_BYTES // (outputs * inputs) + 1, 2)
-    fp8 = [weight_of(outputs, inputs, has_blocks(name)) for _ in range(count)]
+    fp8 = [weight_of(outputs, inputs) for _ in range(count)]
     x, out = quantised(empty(rows, inputs).normal_()), empty(rows, outputs // (1 + is_gated))
     run = library().cuda_scaled_gate_up_silu_by if is_gated else library().cuda_scaled_matmul_by
     took = [
@@ -147,7 +142,7 @@ def mixed(tokens: int) -> list[dict[str, Any]]:
     up = empty(EXPERTS * 2 * WIDTH, HIDDEN).normal_(0, 0.02)
     down = empty(EXPERTS * HIDDEN, WIDTH).normal_(0, 0.02)
     small, middle = quantised(x), quantised(gated)
-    up8, down8 = (weight_of(*each.shape, has_blocks=True) for each in (up, down))
+    up8, down8 = (weight_of(*each.shape) for each in (up, down))
     used = int((counts > 0).sum())
     times = (
         us(
@@ -173,7 +168,7 @@ def of_one(name: str) -> dict[str, Any]:
     is_gated, chosen = name.endswith("gate_up"), CHOSEN if n_experts else 1
     count = 1 if n_experts else max(CACHE_BYTES // (outputs * inputs) + 1, 2)
     rows = outputs * max(n_experts, 1)
-    fp8 = [weight_of(rows, inputs, has_blocks(name)) for _ in range(count)]
+    fp8 = [weight_of(rows, inputs) for _ in range(count)]
     x = empty(1 if is_gated else chosen, inputs).normal_()
     out = empty(chosen, outputs // (1 + is_gated))
     room, kind = quantised(x), "gate_up_silu_into" if is_gated else "matmul_into"

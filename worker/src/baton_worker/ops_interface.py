@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from baton_worker import __version__
 from baton_worker.config import ConfigError
 
-NEEDED = 2
+NEEDED = 3
 """The `baton_ops.interface.INTERFACE` whose functions the engine calls."""
 
 

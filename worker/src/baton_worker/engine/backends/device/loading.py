@@ -156,19 +156,11 @@ class _Layers:
         stored = [self._checked.stored(key, shape).part(rows) for key, shape, rows in parts]
         return self._place(tuple(stored))
 
-    def matrix(
-        self, parts: Sequence[Part], as_stored: bool = False, may_have_blocks: bool = False
-    ) -> Weight:
+    def matrix(self, parts: Sequence[Part], as_stored: bool = False) -> Weight:
         """Place parts of a decoder layer's matrices, which may be quantised; see `stored_parts`."""
         quantisation = self._model_shape.quantisation
-        found = stored_parts(self._checked, quantisation, parts, as_stored, may_have_blocks)
+        found = stored_parts(self._checked, quantisation, parts, as_stored)
         return self._place.scaled(found) if isinstance(found, ScaledParts) else self._place(found)
-
-    def mlp_matrix(self, parts: Sequence[Part]) -> Weight:
-        """Place what feeds forward, whose scales may stay those of blocks: what all tokens share
-        and experts of its width are of one kind then, as one launch multiplies both.
-        """
-        return self.matrix(parts, may_have_blocks=True)
 
     def multiplied_out(self, part: Part) -> Tensor:
         """Place a part of a matrix as E, though it may be quantised."""
@@ -197,8 +189,8 @@ class _Layers:
             qkv=self._latent_input(keys, mla) if mla else self._qkv(keys),
             o=self.matrix([self.columns(keys.o, model_shape.o_size)]),
             post_norm=self.norm(keys.post_norm),
-            gate_up=self.mlp_matrix(self._gate_up(mlp, width)) if width else None,
-            down=self.mlp_matrix([self.columns(mlp.down, width)]) if width else None,
+            gate_up=self.matrix(self._gate_up(mlp, width)) if width else None,
+            down=self.matrix([self.columns(mlp.down, width)]) if width else None,
             qk_norm=self._qk_norm(keys) if model_shape.has_qk_norm else None,
             qkv_bias=self._qkv_bias(keys) if model_shape.has_qkv_bias else None,
             mixture=self._mixture(keys, experts) if experts else None,
@@ -238,8 +230,8 @@ class _Layers:
         return DeviceMixture(
             router=self._place((router,), dtype="float32"),
             choice_bias=None if bias is None else self._place((bias,), dtype="float32"),
-            gate_up=self.mlp_matrix([part for mlp in each for part in self._gate_up(mlp, width)]),
-            down=self.mlp_matrix([self.columns(mlp.down, width) for mlp in each]),
+            gate_up=self.matrix([part for mlp in each for part in self._gate_up(mlp, width)]),
+            down=self.matrix([self.columns(mlp.down, width) for mlp in each]),
         )
 
     def _qkv(self, keys: naming.LayerKeys) -> Weight:

@@ -136,13 +136,12 @@ def stored_parts(
     quantisation: Fp8 | None,
     parts: Sequence[Part],
     as_stored: bool = False,
-    may_have_blocks: bool = False,
 ) -> tuple[StoredTensor, ...] | ScaledParts:
-    """Look matrices up; nothing but scales is read.
+    """Look matrices up; nothing but scales is read. Those of blocks stay so where each part is of
+    whole ones.
 
     Args:
         as_stored: see `CheckedReader.scales`.
-        may_have_blocks: scales of blocks stay so where each part is of whole ones.
 
     Raises:
         CheckpointError: as `CheckedReader` does, or some are quantised and others are not.
@@ -160,7 +159,7 @@ def stored_parts(
             "supported is both or none, for they are one matrix on the device"
         )
     assert quantisation is not None, "what has scales is quantised"
-    in_blocks = may_have_blocks and all(_is_of_blocks(part, quantisation) for part in parts)
+    in_blocks = all(_is_of_blocks(part, quantisation) for part in parts)
     each = (_row_scales(part, scales[part.key], quantisation, in_blocks) for part in parts)
     return ScaledParts(tuple(values), tuple(each))
 

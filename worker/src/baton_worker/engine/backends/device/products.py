@@ -11,11 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baton_worker.engine.backends.device.expert_kernels import Routes
-from baton_worker.engine.backends.device.scaled_kernels import (
-    Beside,
-    Scaled,
-    Weight,
-)
+from baton_worker.engine.backends.device.scaled_kernels import Beside, Scaled, Weight
 from baton_worker.engine.backends.device.seam import Device, Kernels, Tensor
 from baton_worker.engine.model.quantisation import Fp8
 from baton_worker.engine.model.shape import ModelShape

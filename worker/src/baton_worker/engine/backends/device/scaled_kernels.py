@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from baton_worker.engine.backends.device.operands import Tensor
 
+
 class Scaled(NamedTuple):
     """Rows, of activations or of a weight: values u8[N, I], e4m3; scales f32[N, G], of a weight
     maybe f32[N / 128, G], of blocks that no expert's matrix nor its gates' end is within.
@@ -46,8 +47,9 @@ class ScaledKernels(Protocol):
         """out [N, I] = x E[N, I] as `e4m3.quantised` does; `x`'s rows may be strided."""
 
     def scaled_matmul(self, x: Scaled, weight: Scaled, out: Tensor) -> None:
-        """out E[N, O] = x [N, I] times weight [O, I]: group after group, the fp32 sum of a group's
-        products times the row's scale, times the weight's, added; rounded once.
+        """out E[N, O] = x [N, I] times weight [O, I]: group after group, the sum of a group's
+        products times the row's scale and the weight's, added in fp32; rounded once. How exact a
+        group's sum is depends on the kernels, and on E, but not on N (`baton_ops.scaled`).
         """
 
     def scaled_gate_up_silu(self, x: Scaled, weight: Scaled, out: Tensor) -> None:
