@@ -1,4 +1,4 @@
-"""A sampling parameter that a device's step is not told would be ignored there, and by nobody else."""
+"""A sampling parameter that a device's step is not told would be ignored there, without a word."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def told(params: dict[str, Any]) -> bytes:
 
 def test_each_parameter_is_tried() -> None:
     lacking = set(SamplingParams.__struct_fields__) - set(OTHERWISE) - ENDS_ALONE
-    assert lacking == set(), "give each a value here, and tell the device of it: docs/add-a-field.md"
+    assert lacking == set(), "give each a value, and tell the device of it: docs/add-a-field.md"
 
 
 @pytest.mark.parametrize("name", OTHERWISE)

@@ -32,6 +32,19 @@ def http_url(host: str, port: int) -> str:
     return f"http://{bracketed(host)}:{port}"
 
 
+def host_of_bind(bind: str) -> str:
+    """Return the host of `tcp://host:port`, `*` for either, without brackets; "" if `bind` is no
+    such endpoint.
+    """
+    at, host = bind.removeprefix("tcp://"), ""
+    if at != bind:
+        host, _, port = at.rpartition(":")
+        if not port.isdecimal() and port != EVERY:
+            host = ""
+    is_bare_ipv6 = ":" in host and not host.startswith("[")
+    return "" if is_bare_ipv6 else host.strip("[]")
+
+
 def is_every_host(host: str) -> bool:
     """Whether `host` means every address: fit for listening, not for being called."""
     return host.strip("[]") in _EVERY_HOST
