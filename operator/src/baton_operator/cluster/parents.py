@@ -104,6 +104,14 @@ class ParentStore:
             entry["type"] for each in told for entry in each if entry.get("status") == "True"
         )
 
+    def suspended(self) -> list[ObjectKey]:
+        """Return the keys of those that shall have no workers."""
+        return [
+            key
+            for key, parent in self._parents.items()
+            if isinstance(parent, PDDeployment) and parent.spec.suspend
+        ]
+
     def keys(self) -> list[ObjectKey]:
         """Return every known key."""
         return list(self._parents)
