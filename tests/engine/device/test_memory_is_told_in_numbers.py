@@ -199,6 +199,27 @@ def test_what_cannot_fit_is_refused_before_weights_are_copied(
     assert device.memory().peak == 0
 
 
+@pytest.mark.parametrize("block_size", [8, 64])
+@pytest.mark.parametrize("most", range(9))
+def test_what_a_refused_pool_is_lowered_to_is_not_refused_for_the_longest_request(
+    most: int, block_size: int
+) -> None:
+    longest, block_bytes, weights = 6 * block_size, 12 * KIB, 736 * KIB
+    free = weights + (most + RESERVED_BLOCKS) * block_bytes
+    known = budget(
+        total=free, weights=weights, working=None, others=0, block_bytes=block_bytes,
+        block_size=block_size, max_model_len=longest,
+    )  # fmt: skip
+    with pytest.raises(DeviceError) as refused:
+        sizing.check_memory(known, free, 5000)
+    blocks = re.search(r"lower engine\.kv_blocks to less than (\d+)", str(refused.value))
+    tokens = re.search(r"lower engine\.max_model_len below (\d+)", str(refused.value))
+    assert (blocks is not None) == (most > 6)
+    assert blocks is None or (int(blocks[1]) - 1) * block_size >= longest
+    assert tokens is None or 2 <= int(tokens[1]) - 1 < most * block_size
+    assert blocks or tokens or "none fits" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("total", "engine", "message"),
     [

@@ -70,11 +70,12 @@ def check_memory(budget: Budget, free: int, n_blocks: int) -> None:
 
 
 def _for_less_kv(budget: Budget, most: int) -> str:
-    """Return what to do where `most` blocks fit, a step's working memory aside: below what the
-    longest request takes, fewer blocks alone would be refused too.
+    """Return what to do where `most` blocks fit, a step's working memory aside, for which there is
+    to be less than that: below what the longest request takes, fewer blocks alone would be refused
+    too.
     """
     n_tokens = most * budget.block_size
-    if n_tokens >= budget.max_model_len:
+    if most > budget.longest_blocks:
         return f"lower engine.kv_blocks to less than {most}, or set it to 0 for what fits"
     longest = (
         f"one request of engine.max_model_len {budget.max_model_len} needs {budget.longest_blocks}"
