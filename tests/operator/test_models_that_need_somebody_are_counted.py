@@ -107,3 +107,17 @@ async def test_models_that_are_suspended_are_named_as_jobs_are_until_they_are_le
     cluster.change("chat", suspend=False)
     await cluster.settle("chat")
     assert suspended(vitals) == set()
+
+
+async def test_a_suspended_model_whose_spec_was_broken_meanwhile_is_still_suspended(cluster):
+    await two_models(cluster)
+    vitals = vitals_of(cluster, CollectorRegistry())
+    cluster.change("chat", suspend=True)
+    await cluster.settle("chat")
+    for name in ("chat", "other"):
+        cluster.change(name, roles=[{"name": "prefill"}])
+    await cluster.reconcile()
+    assert cluster.condition("Stalled") == ("True", "InvalidSpec")
+    assert suspended(vitals) == {"ns/chat"}
+    cluster.change("chat", suspend=False)
+    assert suspended(vitals) == set()
