@@ -217,7 +217,10 @@ def test_an_address_that_cannot_be_had_comes_with_what_to_do(number, told):
     assert told in cannot_listen("health", "h:1", number)
 
 
-@pytest.mark.parametrize("bind", ["127.0.0.1", "127.0.0.1:5555", "tcp://:5555", "tcp://::1:5555"])
+@pytest.mark.parametrize(
+    "bind",
+    ["127.0.0.1", "127.0.0.1:5555", "tcp://:5555", "tcp://::1:5555", "tcp://127.0.0.1:99999"],
+)
 def test_what_is_no_endpoint_to_listen_on_comes_with_what_one_is(bind):
     link = LinkConfig(bind=bind, curve=CurveConfig(enabled=False))
     metrics = MetricFactory(CollectorRegistry(), "m", "gateway")
