@@ -143,10 +143,21 @@ def test_a_model_that_is_no_folder_is_told_with_what_one_is(role, tmp_path, monk
         ("/nowhere", "model.path is '/nowhere', and there is no such folder: name one in Hugging"),
         ("Org/Model", f"is 'Org/Model', and there is no such folder in {tmp_path}: name one"),
         (str(path), "and there is no such folder: name one"),
+        ("''", f"model.path is '', and there is no such folder in {tmp_path}: name one"),
     ):
         path.write_text(f"model: {{path: {model}}}\n")
         assert main([role, "--config", str(path)]) == EXIT_BAD_CONFIG
         assert told in capsys.readouterr().err
+
+
+def test_a_model_seen_from_a_folder_that_is_gone_is_refused_too(tmp_path, monkeypatch, capsys):
+    path, gone = tmp_path / "config.yaml", tmp_path / "gone"
+    path.write_text("model: {path: Org/Model}\n")
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["gateway", "--config", str(path)]) == EXIT_BAD_CONFIG
+    assert "model.path is 'Org/Model': No such file or directory" in capsys.readouterr().err
 
 
 def test_a_model_that_may_not_be_looked_at_says_so(tmp_path, monkeypatch, capsys):

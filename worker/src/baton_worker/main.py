@@ -194,11 +194,11 @@ def _require_folder(path: str) -> None:
     relative path from elsewhere, reads what is meant and not which file was looked for.
     """
     try:
-        if Path(path).is_dir():
+        if path and Path(path).is_dir():
             return
+        seen_from = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
     except OSError as error:  # of a folder above it that this user may not read
         raise ConfigError(f"model.path is {path!r}: {error.strerror}") from error
-    seen_from = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
     raise ConfigError(
         f"model.path is {path!r}, and there is no such folder{seen_from}: name one in Hugging "
         "Face layout (config.json, tokenizer.json, *.safetensors); nothing is downloaded"
