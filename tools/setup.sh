@@ -26,7 +26,7 @@ PY
 
 [[ -x .venv/bin/python ]] || { say "creating .venv"; python3 -m venv .venv; }
 pip=(thrice .venv/bin/python -m pip --disable-pip-version-check --quiet)
-say "installing pinned dependencies (about 1 GB unpacked, most of it Paddle)"
+say "installing pinned dependencies (about 2 GB unpacked, a third of it Paddle)"
 "${pip[@]}" install --upgrade -c constraints.txt pip
 "${pip[@]}" install -c constraints.txt --group dev "paddlepaddle==3.3.1"
 # NIXL names PyTorch among its needs, gigabytes that reading the host's memory does not need.

@@ -6,9 +6,12 @@ set(BATON_OPS_CUDA_ARCHITECTURES
 set(CMAKE_CUDA_ARCHITECTURES "${BATON_OPS_CUDA_ARCHITECTURES}")
 enable_language(CUDA)
 
+# First those that take a minute each, so that none is compiled alone at the end.
 target_sources(
   baton_ops
-  PRIVATE csrc/cuda/attention.cc
+  PRIVATE csrc/cuda/scaled_turned.cu
+          csrc/cuda/sampling.cu
+          csrc/cuda/attention.cc
           csrc/cuda/decode_attention.cu
           csrc/cuda/decoder_rows.cu
           csrc/cuda/generic_decoder.cu
@@ -23,11 +26,9 @@ target_sources(
           csrc/cuda/prompt_attention.cu
           csrc/cuda/rank_sum.cu
           csrc/cuda/routes.cu
-          csrc/cuda/sampling.cu
           csrc/cuda/scaled.cc
           csrc/cuda/scaled.cu
           csrc/cuda/scaled_row.cu
-          csrc/cuda/scaled_turned.cu
           csrc/cuda/step.cu
           csrc/cuda/tensor_map.cc
           csrc/cuda/export_decoder.cc

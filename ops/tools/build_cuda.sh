@@ -31,12 +31,22 @@ else
   cuobjdump="$(dirname "$NVCC")/cuobjdump"
 fi
 
+library="$build/library"
+objects=CMakeFiles/baton_ops.dir/csrc/cuda
+
+# Builds the library for sm_90a, or of it what is named, as far as it is not there.
+build_library() {
+  local flags="-L$(dirname "$NVCC")/../lib -Xptxas -v -Xcompiler -Wall,-Wextra"
+  export PATH="$(dirname "$python"):$PATH" CUDACXX="$NVCC"
+  cmake -S "$ops" -B "$library" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_OPS_CUDA=ON \
+    -DBATON_OPS_CUDA_ARCHITECTURES=90a-real -DPython_EXECUTABLE="$python" \
+    -DCMAKE_CUDA_FLAGS="$flags" -DCMAKE_CUDA_COMPILER_LAUNCHER="$ops/tools/keep_log.sh" >"$build/library.log"
+  cmake --build "$library" "$@" >>"$build/library.log" || { tail -n 40 "$build/library.log" >&2; exit 1; }
+}
+
 if [[ "${1:-}" == --library ]]; then
-  export PATH="$(dirname "$python"):$PATH" CUDACXX="$NVCC" CUDAFLAGS="-L$(dirname "$NVCC")/../lib"
-  cmake -S "$ops" -B "$build/library" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_OPS_CUDA=ON \
-    -DBATON_OPS_CUDA_ARCHITECTURES=90a-real -DPython_EXECUTABLE="$python" >"$build/library.log"
-  cmake --build "$build/library" >>"$build/library.log" || { tail -n 40 "$build/library.log" >&2; exit 1; }
-  "$python" "$ops/../tools/gpu.py" lay-out --library "$build/library/libbaton_ops.so" --site "$build/site"
+  build_library
+  "$python" "$ops/../tools/gpu.py" lay-out --library "$library/libbaton_ops.so" --site "$build/site"
   exit
 fi
 
@@ -48,28 +58,30 @@ if [[ "${1:-}" == --fat ]]; then
   exit
 fi
 
-compile() {
-  local name
-  name="$(basename "$1" .cu)"
-  rm -f "$build/$name.o"
-  "$NVCC" -std=c++17 -O3 -lineinfo -gencode=arch=compute_90a,code=sm_90a -Xptxas -v \
-    -I"$ops/include" -I"$ops/csrc" -Xcompiler -fPIC,-Wall,-Wextra -c "$1" -o "$build/$name.o" \
-    2>&1 | tee "$build/$name.log" | grep -E 'error|warning' || true
-  [[ -s "$build/$name.o" ]] || { echo "$name.cu does not compile; see $build/$name.log" >&2; return 1; }
-}
-export -f compile
-export build ops NVCC
-rm -f "$build"/*.log
-printf '%s\0' "$ops"/csrc/cuda/*.cu | xargs -0 -n 1 -P "$(nproc)" bash -c 'compile "$1"' compile
+# The library's own objects, so that its code is what is checked here, and compiled once.
+cd "$ops/csrc/cuda"
+sources=(*.cu)
+cd "$OLDPWD"
+build_library --target $(printf -- "$objects/%s.o " "${sources[@]}")
+logs=()
+for name in "${sources[@]%.cu}"; do
+  log="$library/$objects/$name.log"
+  if ! grep -q 'ptxas info' "$log"; then
+    echo "$name.cu: ptxas has said nothing of it, see $log" >&2
+    exit 1
+  fi
+  logs+=("$log")
+done
+grep -hE 'warning' "${logs[@]}" || true
 
-if grep -hE '[1-9][0-9]* bytes spill' "$build"/*.log; then
+if grep -hE '[1-9][0-9]* bytes spill' "${logs[@]}"; then
   echo "a kernel spills registers to local memory" >&2
   exit 1
 fi
 
 # ptxas says so in a remark, and goes on. By its text: its numbers, C7510 and some behind it, are
 # also those of waits that it adds where some registers need one, which cost little.
-if grep -HE 'wgmma\.mma_async instructions are serialized' "$build"/*.log >&2; then
+if grep -HE 'wgmma\.mma_async instructions are serialized' "${logs[@]}" >&2; then
   echo "ptxas has products of the functions above wait for each other: up to 20 times slower" >&2
   exit 1
 fi
@@ -77,7 +89,7 @@ fi
 # Whether a source's machine code has all that it should have, and no local memory.
 check_code() {
   local name="$1" wanted
-  PATH="$(dirname "$cuobjdump"):$PATH" "$cuobjdump" --dump-sass "$build/$name.o" >"$build/$name.sass"
+  PATH="$(dirname "$cuobjdump"):$PATH" "$cuobjdump" --dump-sass "$library/$objects/$name.cu.o" >"$build/$name.sass"
   for wanted in "${@:2}"; do
     if ! grep -qE "$wanted" "$build/$name.sass"; then
       echo "$name.cu: no $wanted in its machine code" >&2

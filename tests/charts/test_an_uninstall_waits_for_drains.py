@@ -33,9 +33,9 @@ def load(path, name):
 def uninstall(chart, monkeypatch):
     """Return a function that loads the hook's script with the chart's environment."""
 
-    def loaded(seconds, definitions=""):
+    def loaded(seconds, definitions="", namespace=""):
         monkeypatch.setenv("DEFINITIONS", definitions)
-        monkeypatch.setenv("WATCH_NAMESPACE", "")
+        monkeypatch.setenv("WATCH_NAMESPACE", namespace)
         monkeypatch.setenv("TIMEOUT_SECONDS", str(seconds))
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
         rest = load(chart / "files" / "kube_rest.py", "kube_rest")
@@ -190,6 +190,32 @@ def test_no_definition_goes_before_the_last_model(uninstall, monkeypatch):
     code, _ = run(uninstall(1, "a.baton.dev"), server, monkeypatch)
     assert code == 1
     assert {what for _, what in server.order} == {"model"}
+
+
+class OthersToo(Definitions):
+    """A server on which other namespaces have models, which stay."""
+
+    def __init__(self, others):
+        super().__init__(looks=2)
+        self.others = [{"metadata": {"name": "m", "namespace": name}} for name in others]
+
+    def send(self, method, path, body=None, content_type="application/json"):
+        if path == "/apis/baton.dev/v1alpha1/pddeployments":
+            return {"items": self.others}
+        return super().send(method, path, body, content_type)
+
+
+@pytest.mark.parametrize("others", [("shop",), ()], ids=["others", "nobody else"])
+def test_a_release_of_one_namespace_takes_no_models_of_others_along(
+    others, uninstall, monkeypatch, capsys
+):
+    server = OthersToo(others)
+    module = uninstall(0, "a.baton.dev b.baton.dev", "ns")
+    assert run(module, server, monkeypatch)[0] == 0
+    deleted = [what for method, what in server.order if method == "DELETE"]
+    assert deleted == ["model"] + ([] if others else ["a.baton.dev", "b.baton.dev"])
+    kept = "namespaces/shop/pddeployments/m" in capsys.readouterr().out
+    assert kept == bool(others)
 
 
 @pytest.fixture

@@ -150,6 +150,21 @@ def test_an_uninstall_deletes_the_definitions_that_are_not_kept_and_may(render, 
     assert all(set(rule["verbs"]) == {"get", "delete"} for rule in rules)
 
 
+@pytest.mark.parametrize("namespace", ["", "models"])
+def test_who_may_delete_the_definitions_may_see_whose_models_go_with_them(render, one, namespace):
+    objects = render(f"crds: {{keep: false}}\nwatchNamespace: '{namespace}'")
+    bound = [b for b in objects if b["kind"] == "ClusterRoleBinding" and "uninstall" in str(b)]
+    names = {body["roleRef"]["name"] for body in bound}
+    rules = [
+        rule
+        for body in objects
+        if body["kind"] == "ClusterRole" and body["metadata"]["name"] in names
+        for rule in body["rules"]
+    ]
+    verbs = {v for rule in rules if rule["resources"] == ["pddeployments"] for v in rule["verbs"]}
+    assert verbs == ({"list"} if namespace else {"list", "delete", "patch"})
+
+
 def test_crds_can_be_left_to_someone_else(render):
     objects = render("crds: {enabled: false}")
     assert all(body["kind"] != "CustomResourceDefinition" for body in objects)

@@ -8,7 +8,13 @@ import threading
 import pytest
 
 from baton_testing.scripted_link import RowSpec
-from baton_worker.gateway.errors import SUSPECT_REQUEST, worker_error
+from baton_worker.gateway.errors import (
+    COUNTED_CODES,
+    SUSPECT_REQUEST,
+    WORKERS_FULL,
+    worker_error,
+)
+from baton_worker.gateway.metrics import OUTCOMES
 from baton_worker.gateway.serving.failures import TREATMENTS, Blame, Loss, loss_of
 from baton_worker.identity import Role
 from baton_worker.messages import Submit
@@ -167,3 +173,13 @@ def test_what_no_request_can_be_the_cause_of_is_tried_as_often_as_configured(sta
         answer = client.post("/v1/completions", json=BODY)
     assert answer.json()["error"]["code"] == code.name.lower()
     assert len(gateway.link.sent(Submit)) == 4
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_what_a_worker_answers_is_counted_as_load_where_it_is_full_and_else_as_an_error(code):
+    is_full = TREATMENTS[code].is_full
+    assert worker_error("w", code, "").outcome == ("workers_full" if is_full else "error")
+
+
+def test_every_outcome_of_an_error_is_a_series_from_the_start():
+    assert {"ok", "error", WORKERS_FULL, *COUNTED_CODES} == set(OUTCOMES)

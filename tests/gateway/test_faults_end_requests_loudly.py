@@ -180,19 +180,19 @@ def test_a_replaced_worker_ends_the_old_ones_requests_and_takes_new_ones(gateway
 
 
 @pytest.mark.parametrize(
-    ("code", "status"),
+    ("code", "status", "outcome"),
     [
-        (ErrorCode.INTERNAL, 500),
-        (ErrorCode.QUEUE_FULL, 429),
-        (ErrorCode.DECODE_FULL, 429),
-        (ErrorCode.HANDOFF_TIMEOUT, 503),
-        (ErrorCode.INVALID_REQUEST, 400),
-        (ErrorCode.INCOMPATIBLE, 503),
-        (ErrorCode.DRAINING, 503),
-        (ErrorCode.ARITHMETIC, 500),
+        (ErrorCode.INTERNAL, 500, "error"),
+        (ErrorCode.QUEUE_FULL, 429, "workers_full"),
+        (ErrorCode.DECODE_FULL, 429, "workers_full"),
+        (ErrorCode.HANDOFF_TIMEOUT, 503, "error"),
+        (ErrorCode.INVALID_REQUEST, 400, "error"),
+        (ErrorCode.INCOMPATIBLE, 503, "error"),
+        (ErrorCode.DRAINING, 503, "error"),
+        (ErrorCode.ARITHMETIC, 500, "error"),
     ],
 )
-def test_a_workers_error_row_becomes_a_status_with_its_detail(gateway, code, status):
+def test_a_workers_error_row_becomes_a_status_with_its_detail(gateway, code, status, outcome):
     link = gateway.link
 
     def fail():
@@ -210,6 +210,8 @@ def test_a_workers_error_row_becomes_a_status_with_its_detail(gateway, code, sta
     assert (answer.status_code, error["code"]) == (status, code.name.lower())
     assert "prefill-0: detail of it" in error["message"]
     assert aborted(link) == {"decode-0"}
+    counted = {"endpoint": "completion", "outcome": outcome}
+    assert gateway.metric("baton_gateway_requests_total", **counted) == 1
 
 
 def test_a_workers_abort_ends_the_stream(gateway):

@@ -421,7 +421,7 @@ def test_one_that_waited_and_fits_no_message_ends_by_its_own_fault(new):
     assert gateway.retrier.serve()
     assert gateway.end_of(first.generation).code == "request_too_large"
     assert first.key.attempt == 1
-    assert gateway.metric(ENDED, endpoint="completion", outcome="error") == 1
+    assert gateway.metric(ENDED, endpoint="completion", outcome="request_too_large") == 1
 
 
 def test_of_many_alike_that_wait_one_is_tried_for_all_in_a_turn(new, monkeypatch):

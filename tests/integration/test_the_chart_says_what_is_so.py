@@ -16,6 +16,10 @@ UPGRADE = ("upgrade", "baton", str(CHART), "-n", "baton-system", "--dry-run=clie
 SAID = {
     "kept": ((), "Uninstalling keeps the CustomResourceDefinitions and every served model"),
     "removed": (("crds.keep=false",), "and with them EVERY PDDeployment and its pods"),
+    "removed where nobody else needs them": (
+        ("crds.keep=false", "watchNamespace=models"),
+        "EVERY PDDeployment of namespace models and its pods",
+    ),
     "another's": (("crds.enabled=false",), "Uninstalling leaves them and every served model alone"),
     "another's, not kept": (
         ("crds.enabled=false", "crds.keep=false"),

@@ -277,7 +277,7 @@ def test_halves_of_different_pairs_are_a_configuration_error(keys: Keys) -> None
 
 def test_curve_without_keys_is_a_configuration_error(link_config, new_info, new_factory) -> None:
     config = link_config(gateways=("tcp://127.0.0.1:1",), curve=CurveConfig())
-    with pytest.raises(ConfigError, match=r"link\.curve\.public_key_file"):
+    with pytest.raises(ConfigError, match=r"link\.curve\.public_key_file is empty, .* keygen"):
         ZmqWorkerLink(config, new_info(), new_factory())
 
 

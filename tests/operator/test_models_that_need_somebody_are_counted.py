@@ -21,14 +21,16 @@ def cluster():
     return Cluster()
 
 
+def vitals_of(cluster, registry):
+    metrics = OperatorMetrics(registry)
+    queue = WorkQueue(lambda: 0.0)
+    return Vitals(queue, ChildStore(), [], metrics, 300.0, parents=cluster.parents)
+
+
 def counted(cluster):
     """Return what a scrape says now."""
     registry = CollectorRegistry()
-    queue = WorkQueue(lambda: 0.0)
-    vitals = Vitals(
-        queue, ChildStore(), [], OperatorMetrics(registry), 300.0, parents=cluster.parents
-    )
-    vitals.update_metrics()
+    vitals_of(cluster, registry).update_metrics()
     return {
         condition: registry.get_sample_value("baton_operator_conditions", {"condition": condition})
         for condition in CONDITIONS
@@ -84,3 +86,38 @@ async def test_a_spec_that_cannot_be_served_is_counted(cluster):
     await cluster.reconcile()
     assert cluster.condition("Stalled") == ("True", "InvalidSpec")
     assert counted(cluster) == NONE | {"Stalled": 1.0}
+
+
+def suspended(vitals):
+    """Return which deployments a scrape calls suspended."""
+    vitals.update_metrics()
+    families = {family.name: family for family in vitals.metrics.registry.collect()}
+    samples = families["baton_operator_suspended"].samples
+    assert {sample.value for sample in samples} <= {1.0}
+    return {sample.labels["deployment"] for sample in samples}
+
+
+async def test_models_that_are_suspended_are_named_as_jobs_are_until_they_are_let_go(cluster):
+    await two_models(cluster)
+    vitals = vitals_of(cluster, CollectorRegistry())
+    assert suspended(vitals) == set()
+    cluster.change("chat", suspend=True)
+    await cluster.settle("chat")
+    assert suspended(vitals) == {"ns/chat"}
+    cluster.change("chat", suspend=False)
+    await cluster.settle("chat")
+    assert suspended(vitals) == set()
+
+
+async def test_a_suspended_model_whose_spec_was_broken_meanwhile_is_still_suspended(cluster):
+    await two_models(cluster)
+    vitals = vitals_of(cluster, CollectorRegistry())
+    cluster.change("chat", suspend=True)
+    await cluster.settle("chat")
+    for name in ("chat", "other"):
+        cluster.change(name, roles=[{"name": "prefill"}])
+    await cluster.reconcile()
+    assert cluster.condition("Stalled") == ("True", "InvalidSpec")
+    assert suspended(vitals) == {"ns/chat"}
+    cluster.change("chat", suspend=False)
+    assert suspended(vitals) == set()

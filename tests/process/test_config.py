@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from pathlib import Path
 
@@ -214,6 +215,18 @@ def test_workers_see_what_this_process_sees_where_no_gpu_is_named():
 )
 def test_an_address_that_cannot_be_had_comes_with_what_to_do(number, told):
     assert told in cannot_listen("health", "h:1", number)
+
+
+@pytest.mark.parametrize(
+    "bind",
+    ["127.0.0.1", "127.0.0.1:5555", "tcp://:5555", "tcp://::1:5555", "tcp://127.0.0.1:99999"],
+)
+def test_what_is_no_endpoint_to_listen_on_comes_with_what_one_is(bind):
+    link = LinkConfig(bind=bind, curve=CurveConfig(enabled=False))
+    metrics = MetricFactory(CollectorRegistry(), "m", "gateway")
+    told = f"link.bind is {bind!r}: it must be tcp://host:port"
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        ZmqGatewayLink(link, GatewayIdentity(1), metrics).start(lambda events: None)
 
 
 def test_every_listener_says_so(tmp_path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -131,6 +133,43 @@ def test_every_command_explains_itself(command, capsys):
 def test_bad_arguments_end_with_a_named_error(arguments, message, capsys):
     assert main(arguments) == EXIT_BAD_CONFIG
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("role", ["prefill", "gateway"])
+def test_a_model_that_is_no_folder_is_told_with_what_one_is(role, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "config.yaml"
+    for model, told in (
+        ("/nowhere", "model.path is '/nowhere', and there is no such folder: name one in Hugging"),
+        ("Org/Model", f"is 'Org/Model', and there is no such folder in {tmp_path}: name one"),
+        (str(path), "and there is no such folder: name one"),
+        ("''", f"model.path is '', and there is no such folder in {tmp_path}: name one"),
+    ):
+        path.write_text(f"model: {{path: {model}}}\n")
+        assert main([role, "--config", str(path)]) == EXIT_BAD_CONFIG
+        assert told in capsys.readouterr().err
+
+
+def test_a_model_seen_from_a_folder_that_is_gone_is_refused_too(tmp_path, monkeypatch, capsys):
+    path, gone = tmp_path / "config.yaml", tmp_path / "gone"
+    path.write_text("model: {path: Org/Model}\n")
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["gateway", "--config", str(path)]) == EXIT_BAD_CONFIG
+    assert "model.path is 'Org/Model': No such file or directory" in capsys.readouterr().err
+
+
+def test_a_model_that_may_not_be_looked_at_says_so(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "config.yaml"
+    path.write_text("model: {path: /root/model}\n")
+
+    def refuse(_self):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert main(["prefill", "--config", str(path)]) == EXIT_BAD_CONFIG
+    assert "model.path is '/root/model': Permission denied" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])

@@ -35,6 +35,17 @@ echo code >"$2"
 cat "$(dirname "$0")/says"
 """
 """It says the same of every source, and compiles each to one code."""
+CMAKE = """\
+#!/usr/bin/env bash
+here="$(dirname "$0")"
+for word; do
+  case "$word" in
+    -DCMAKE_CUDA_COMPILER_LAUNCHER=*) echo "${word#*=}" >"$here/launcher" ;;
+    *.cu.o) mkdir -p "$2/${word%/*}" && "$(<"$here/launcher")" "$here/nvcc" -o "$2/$word" ;;
+  esac
+done
+"""
+"""It compiles the objects that it is asked for, as it was told to."""
 
 
 def built(folder: Path, says: str = CLEAN, code: str = CODE) -> subprocess.CompletedProcess[str]:
@@ -44,10 +55,16 @@ def built(folder: Path, says: str = CLEAN, code: str = CODE) -> subprocess.Compl
     (tools / "says").write_text(says)
     (tools / "code").write_text(code)
     (tools / "nvcc").write_text(COMPILER)
+    (tools / "cmake").write_text(CMAKE)
     (tools / "cuobjdump").write_text('#!/usr/bin/env bash\ncat "$(dirname "$0")/code"\n')
-    for name in ("nvcc", "cuobjdump"):
+    for name in ("nvcc", "cmake", "cuobjdump"):
         (tools / name).chmod(0o755)
-    environment = {"NVCC": str(tools / "nvcc"), "BUILD_DIR": str(folder / "build")}
+    # CMake is looked for beside Python, which the script itself does not run here.
+    environment = {
+        "NVCC": str(tools / "nvcc"),
+        "PYTHON": str(tools / "python"),
+        "BUILD_DIR": str(folder / "build"),
+    }
     script = ROOT / "ops" / "tools" / "build_cuda.sh"
     return subprocess.run(
         ["bash", script], env=os.environ | environment, capture_output=True, text=True, check=False
@@ -85,6 +102,14 @@ def test_products_that_wait_for_each_other_are_refused_by_their_function(
     assert "'_ZN9baton_ops4cuda12ScaledKernelEv'" in done.stderr
     assert "matmul_many.log" in done.stderr, "the source is not named"
     assert "wait for each other" in done.stderr
+
+
+def test_a_source_of_which_the_compiler_says_nothing_is_not_taken_for_a_good_one(
+    tmp_path: Path,
+) -> None:
+    done = built(tmp_path, says="")
+    assert done.returncode == 1
+    assert "has said nothing of it" in done.stderr
 
 
 def test_spilt_registers_are_refused(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def measured(make_worker):
     return make
 
 
-def test_queue_and_prefill_are_prefills_and_first_emit_is_decodes(measured):
+@pytest.mark.parametrize("given", [(), (31, 32, 33)], ids=["first", "later attempt"])
+def test_queue_and_prefill_are_prefills_and_first_emit_is_decodes(measured, given):
     prefill, counted_at_prefill = measured("prefill-0", "prefill")
     ticks = itertools.count()
     decode, counted_at_decode = measured(
@@ -49,6 +50,7 @@ def test_queue_and_prefill_are_prefills_and_first_emit_is_decodes(measured):
                 handle,
                 0,
                 prompt_token_ids=PROMPT,
+                output_token_ids=given,
                 sampling=sampling,
                 decode=DecodeTarget("decode-0", "memory"),
             )

@@ -1,5 +1,6 @@
 """Before the operator leaves: delete every PDDeployment while it still works, and wait; then the
-definitions, where the values do not keep them: helm itself is told to keep them always.
+definitions, where the values do not keep them: helm itself is told to keep them always. They are
+the cluster's: a release that serves one namespace leaves them while another one has an object.
 
 An object is gone when its pods are, and those may drain for as long as their own object says: so
 long is waited, or as long as the values say. What is not gone then loses the finalizers of
@@ -20,9 +21,9 @@ HEADROOM = 60
 """Seconds beyond the drains: what pods get to exit (20 at most), and who collects them."""
 
 
-def left(api):
+def left(api, scope=SCOPE):
     """Return every object that is still there, by path."""
-    found = (api.send("GET", f"{SCOPE}/pddeployments") or {"items": []})["items"]
+    found = (api.send("GET", f"{scope}/pddeployments") or {"items": []})["items"]
     places = (item["metadata"] for item in found)
     paths = [
         f"{PDDEPLOYMENTS}/namespaces/{m['namespace']}/pddeployments/{m['name']}" for m in places
@@ -76,8 +77,15 @@ def main():
 
 
 def undefine(api):
-    """Delete the definitions; return 0 when they are gone, 1 when something holds one."""
+    """Delete the definitions; return 0 when they are gone or others need them, 1 when something
+    holds one.
+    """
     paths = [f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{n}" for n in DEFINITIONS]
+    others = left(api, PDDEPLOYMENTS) if paths and NAMESPACE else {}
+    if others:
+        print(f"keeping the definitions, for {len(others)} PDDeployments of other namespaces would "
+              f"go with them: {', '.join(sorted(others)[:5])}", flush=True)  # fmt: skip
+        return 0
     for path in paths:
         print(f"deleting {path}", flush=True)
         api.send("DELETE", path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -21,12 +21,7 @@ class OperatorMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self._reconciles = Counter(
-            "baton_operator_reconcile", "Reconciles by result", ("result",), registry=registry
-        )
-        # From 0 on: the first failure of a series that begins with it is no increase to Prometheus.
-        for result in RESULTS:
-            self._reconciles.labels(result)
+        self._reconciles = _reconciles(registry)
         self._reconcile_seconds = Histogram(
             "baton_operator_reconcile_duration_seconds",
             "Time of one reconcile",
@@ -54,6 +49,7 @@ class OperatorMetrics:
         self.loop_faults = _loop_faults(registry)
         self._watch_restarts = _watch_restarts(registry)
         self._conditions = _conditions(registry)
+        self._suspended = _suspended(registry)
         self._applies = Counter(
             "baton_operator_apply",
             "Children looked at, by kind and what became of them",
@@ -94,6 +90,12 @@ class OperatorMetrics:
         for condition in CONDITIONS:
             self._conditions.labels(condition).set(true.get(condition, 0))
 
+    def suspended(self, deployments: Iterable[str]) -> None:
+        """Set which PDDeployments are suspended; others have no series."""
+        self._suspended.clear()
+        for deployment in deployments:
+            self._suspended.labels(deployment).set(1)
+
     def watch_restarted(self, kind: str, reason: str) -> None:
         """Count one watch that broke."""
         self._watch_restarts.labels(kind, reason).inc()
@@ -102,6 +104,16 @@ class OperatorMetrics:
         """Count one API request."""
         self._request_count(verb, kind, str(status)).inc()
         self._request_time(verb).observe(seconds)
+
+
+def _reconciles(registry: CollectorRegistry) -> Counter:
+    counter = Counter(
+        "baton_operator_reconcile", "Reconciles by result", ("result",), registry=registry
+    )
+    # From 0 on: the first failure of a series that begins with it is no increase to Prometheus.
+    for result in RESULTS:
+        counter.labels(result)
+    return counter
 
 
 def _http_refused(registry: CollectorRegistry) -> Counter:
@@ -145,3 +157,13 @@ def _conditions(registry: CollectorRegistry) -> Gauge:
     for condition in CONDITIONS:
         gauge.labels(condition)
     return gauge
+
+
+def _suspended(registry: CollectorRegistry) -> Gauge:
+    return Gauge(
+        "baton_operator_suspended",
+        "1 for each PDDeployment, namespace/name, that is suspended on purpose: it has no workers, "
+        "and the alert about that is silent",
+        ("deployment",),
+        registry=registry,
+    )

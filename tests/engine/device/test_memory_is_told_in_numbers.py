@@ -176,17 +176,70 @@ def test_the_length_that_a_refusal_names_fits_and_no_block_more() -> None:
         (
             {"kv_blocks": 5000},
             r"no room for 5000 KV blocks of 12\.0 KiB, 58\.62 MiB: the device has 16\.00 MiB free "
-            r"of 16\.00 MiB, and the model's weights take 736\.0 KiB: lower engine\.kv_blocks",
+            r"of 16\.00 MiB, and the model's weights take 736\.0 KiB: lower engine\.kv_blocks to "
+            r"less than 1302, or set it to 0",
+        ),
+        (
+            {"kv_blocks": 5000, "total": 800 * KIB},
+            r"one request of engine\.max_model_len 96 needs 6, less than 3 fit: lower "
+            r"engine\.max_model_len below 48 and set engine\.kv_blocks to 0, or choose engine\.",
+        ),
+        (
+            {"kv_blocks": 6, "total": 760 * KIB},
+            r"one request of engine\.max_model_len 96 needs 6, none fits: choose engine\.dtype",
         ),
     ],
 )
 def test_what_cannot_fit_is_refused_before_weights_are_copied(
     engine: dict[str, Any], message: str
 ) -> None:
-    device = NumpyDevice(16 * MIB)
+    device = NumpyDevice(engine.pop("total", 16 * MIB))
     with pytest.raises(DeviceError, match=message):
         started(device, **engine)
     assert device.memory().peak == 0
+
+
+@pytest.mark.parametrize("block_size", [8, 64])
+@pytest.mark.parametrize("most", range(9))
+def test_what_a_refused_pool_is_lowered_to_is_not_refused_for_the_longest_request(
+    most: int, block_size: int
+) -> None:
+    longest, block_bytes, weights = 6 * block_size, 12 * KIB, 736 * KIB
+    free = weights + (most + RESERVED_BLOCKS) * block_bytes
+    known = budget(
+        total=free, weights=weights, working=None, others=0, block_bytes=block_bytes,
+        block_size=block_size, max_model_len=longest,
+    )  # fmt: skip
+    with pytest.raises(DeviceError) as refused:
+        sizing.check_memory(known, free, 5000)
+    blocks = re.search(r"lower engine\.kv_blocks to less than (\d+)", str(refused.value))
+    tokens = re.search(r"lower engine\.max_model_len below (\d+)", str(refused.value))
+    assert (blocks is not None) == (most > 6)
+    assert blocks is None or (int(blocks[1]) - 1) * block_size >= longest
+    assert tokens is None or 2 <= int(tokens[1]) - 1 < most * block_size
+    assert blocks or tokens or "none fits" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("total", "engine", "message"),
+    [
+        (16 * MIB, {"kv_blocks": 1240}, r"lower engine\.kv_blocks \(.*max_model_len 96 needs 6\)"),
+        (MIB, {"kv_blocks": 6}, r"max_model_len 96 needs 6: lower that, and engine\.kv_blocks, or"),
+    ],
+)
+def test_a_pool_that_leaves_no_room_for_a_step_is_told_with_the_longest_request(
+    total: int, engine: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DeviceError, match=message):
+        started(NumpyDevice(total), **engine)
+
+
+def test_a_pool_that_fitted_and_does_no_more_is_no_fault_of_the_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start, "measured_budget", lambda *_: budget(block_bytes=12 * KIB))
+    with pytest.raises(DeviceError, match=r"others have .*: lower engine\.gpu_memory_utilization"):
+        started(NumpyDevice(16 * MIB))
 
 
 def test_weights_that_leave_no_room_while_they_are_copied_are_told_what_to_change(

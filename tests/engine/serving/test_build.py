@@ -69,7 +69,12 @@ def test_defaults_follow_the_model(tiny: Any) -> None:
     [
         ({"max_model_len": 1}, "engine.max_model_len is 1"),
         ({"max_model_len": 5000}, "engine.max_model_len is 5000"),
-        ({"max_model_len": 100, "kv_blocks": 6}, "engine.kv_blocks is 6"),
+        (
+            {"max_model_len": 100, "kv_blocks": 6},
+            "engine.kv_blocks is 6, one request of engine.max_model_len 100 needs 7 blocks of 16: "
+            "give that at least, or 0 for enough, or lower engine.max_model_len to 96 at most",
+        ),
+        ({"kv_blocks": 6}, "engine.max_model_len 1024, the model's own, needs 64 blocks"),
     ],
 )
 def test_impossible_limits_name_field_and_value(
@@ -81,8 +86,12 @@ def test_impossible_limits_name_field_and_value(
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 def test_kv_that_no_host_holds_is_refused_by_its_fields(device: str) -> None:
-    with pytest.raises(DeviceError, match=rf"engine.kv_blocks {1 << 60} takes .* GiB"):
-        build_engine(_config(device=device, kv_blocks=1 << 60))
+    with pytest.raises(DeviceError, match=rf"engine.kv_blocks {1 << 60} takes .* GiB") as error:
+        build_engine(_config(device=device, kv_blocks=1 << 60, max_running=3))
+    assert str(error.value).endswith(
+        f"lower one of the three; engine.kv_blocks is {1 << 60}, engine.max_running 3, "
+        "engine.max_model_len 0, all that the model can"
+    )
 
 
 @pytest.mark.parametrize(("n_layers", "used"), [(1, 1), (3, 3), (8, 5)])

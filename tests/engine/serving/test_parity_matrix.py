@@ -1,12 +1,13 @@
 """Every way to serve a request gives the float64 reference's tokens and logprobs.
 
-The matrix: drafting method and K, one process or a pair, overlap, chunked prefill, logprobs; and a
-sample of it over two tensor-parallel ranks. The expected output shares with the engine only the
-weights and the formula of the noise.
+The matrix: drafting method and K, one process or a pair, overlap, chunked prefill, in turn with
+each number of logprobs; and a sample of it over two tensor-parallel ranks. The expected output
+shares with the engine only the weights and the formula of the noise.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ pytestmark = pytest.mark.slow
 TOKENS = 20
 TOLERANCE = 5e-5
 WHOLE_PROMPT, CHUNK = 512, 13
+KS = (-1, 0, 5, 20)
+"""How many logprobs of others: none at all, the token's own, some, as many as may be."""
 
 LOOKUP = NgramSizes(1, 3)
 METHODS: dict[str, dict[str, Any]] = {
@@ -134,7 +137,33 @@ def _check(stream: Any, case: Case, k: int) -> None:
     np.testing.assert_allclose(values, wanted, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("k", [-1, 0, 5, 20], ids=lambda k: f"logprobs-{k}" if k >= 0 else "off")
+VALUES: tuple[tuple[Any, ...], ...] = (
+    ENGINES,
+    tuple(METHODS.values()),
+    (_mixed, _pair),
+    (False, True),
+    (WHOLE_PROMPT, CHUNK),
+)
+
+
+def in_turn(*cell: Any) -> int:
+    """Return a cell's number of logprobs, by its values' places among theirs: so each number meets
+    each two values of other parameters.
+    """
+    places = [known.index(value) for known, value in zip(VALUES, cell, strict=True)]
+    return KS[sum(places) % len(KS)]
+
+
+def test_each_number_of_logprobs_meets_each_two_other_values() -> None:
+    pairs = {
+        (in_turn(*cell), first, second)
+        for cell in itertools.product(*VALUES)
+        for first, second in itertools.combinations(enumerate(map(str, cell)), 2)
+    }
+    sizes = itertools.combinations([len(values) for values in VALUES], 2)
+    assert len(pairs) == len(KS) * sum(one * other for one, other in sizes)
+
+
 @pytest.mark.parametrize("prefill_tokens", [WHOLE_PROMPT, CHUNK], ids=["whole", "chunked"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlap"])
 @pytest.mark.parametrize("serve", [_mixed, _pair], ids=["mixed", "pair"])
@@ -147,8 +176,10 @@ def test_the_output_is_the_references(
     serve: Any,
     overlap: bool,
     prefill_tokens: int,
-    k: int,
+    request: pytest.FixtureRequest,
 ) -> None:
+    engine = request.node.callspec.params["make_bench"]
+    k = in_turn(engine, method, serve, overlap, prefill_tokens)
     options = {**method, "overlap": overlap, "prefill_tokens": prefill_tokens}
     bench, keys, results = serve(make_bench, hand_over, cases, k, options)
     for key, case in zip(keys, cases, strict=True):

@@ -87,6 +87,20 @@ def test_queue_and_prefill_times_come_from_the_given_clock(make_bench: Any) -> N
     assert times[second][0] > times[first][0] + times[first][1]
 
 
+def test_an_attempt_that_goes_on_behind_anothers_tokens_is_timed_to_its_own_first(
+    make_bench: Any,
+) -> None:
+    bench, given = make_bench(max_running=1, n_draft=1, prefill_tokens=10), (40, 41, 42)
+    first = bench.submit(1, range(5, 30), temperature=0.0, max_tokens=2)
+    going_on = bench.submit(2, range(5, 30), temperature=0.0, max_tokens=9, output_token_ids=given)
+    bench.reader[going_on].tokens += given
+    seen = [(key, q, p) for r in bench.drain() for key, q, p in r.stats.first_tokens]
+    assert [key for key, _, _ in seen] == [first, going_on]
+    times = {key: (q, p) for key, q, p in seen}
+    assert times[going_on][0] > sum(times[first]), "it waited for the other's end"
+    assert times[going_on][1] > 0
+
+
 def test_metrics_add_up(make_bench: Any) -> None:
     registry = CollectorRegistry()
     metrics = EngineMetrics(MetricFactory(registry, "tiny", "decode"))

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton_testing.scripted_link import worker_info
-from baton_worker.gateway.errors import SUSPECT_REQUEST, WORKER_LOST, ApiError, unavailable
+from baton_worker.gateway.errors import WORKER_LOST, ApiError, left, unavailable
 from baton_worker.gateway.metrics import GatewayMetrics
 from baton_worker.gateway.output.client_queue import ClientQueue
 from baton_worker.gateway.output.merge import RowMerge
@@ -119,12 +119,11 @@ class Books:
         """Report a failure as `apply` does; return what ended the request, or None."""
         ended = self.retrier.recover(live, cause, worker_id, error or self.broken)
         if ended is not None:
-            outcome = SUSPECT_REQUEST if ended.code == SUSPECT_REQUEST else "error"
-            self.requests.fail(live.generation, ended, outcome=outcome)
+            self.requests.fail(live.generation, ended)
         return ended
 
     def leave(self, generation):
-        self.requests.fail(generation, ApiError(499, "gone"), outcome="client_gone", discard=True)
+        self.requests.fail(generation, left("client_gone"), discard=True)
 
     def metric(self, name, **labels):
         facts = {"model": "tiny", "role": "gateway"} | labels

@@ -15,6 +15,7 @@ _EVERY_HOST = frozenset({EVERY, "0.0.0.0", "::"})  # noqa: S104 - compared, not 
 _DUAL = "::"
 _IPV4_ONLY = "0.0.0.0"  # noqa: S104 - what * means on a machine without IPv6
 _MOST_NAME_BYTES = 253
+_MOST_PORT = 65535
 
 
 def bracketed(host: str) -> str:
@@ -30,6 +31,25 @@ def tcp_endpoint(host: str, port: int) -> str:
 def http_url(host: str, port: int) -> str:
     """Return `http://host:port`."""
     return f"http://{bracketed(host)}:{port}"
+
+
+def host_of_bind(bind: str) -> str:
+    """Return the host of `tcp://host:port`, `*` for either, without brackets; "" if `bind` is no
+    such endpoint.
+    """
+    at, host = bind.removeprefix("tcp://"), ""
+    if at != bind:
+        host, _, port = at.rpartition(":")
+        if not _is_port(port) and port != EVERY:
+            host = ""
+    is_bare_ipv6 = ":" in host and not host.startswith("[")
+    return "" if is_bare_ipv6 else host.strip("[]")
+
+
+def _is_port(text: str) -> bool:
+    """ZeroMQ takes larger ones too, and listens on what is left of them by 65536."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST_PORT))
+    return is_number and int(text) <= _MOST_PORT
 
 
 def is_every_host(host: str) -> bool:

@@ -63,7 +63,7 @@ class LogprobsConfig(Section, frozen=True):
 
 
 class CurveConfig(Section, frozen=True):
-    """CURVE encryption and authentication of the link and of KV transfer.
+    """CURVE, ZeroMQ's encryption and authentication, of the link and of KV transfer.
 
     `enabled`: false on one machine only, and then at both ends. `public_key_file` /
     `secret_key_file`: this process's Z85 key pair. `gateway_public_key_file`: the gateways' server

@@ -72,6 +72,11 @@ def cannot_listen(field: str, address: str, number: int | None) -> str:
     return f"{field}: cannot listen on {address}: {os.strerror(number)}{hint and f'; {hint}'}"
 
 
+def bad_bind(field: str, bind: str) -> str:
+    """Return a sentence for what is no endpoint that a ZeroMQ socket listens on."""
+    return f"{field} is {bind!r}: it must be tcp://host:port, an IPv6 address in brackets"
+
+
 def _joined(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
 

@@ -170,6 +170,7 @@ def _process(options: argparse.Namespace) -> int:
     config = effective_config(options)
     shown = config.worker_id or f"{options.command}-{socket.gethostname()}"
     configure_logging(shown, options.log_level, options.log_format)
+    _require_folder(config.model.path)
 
     def on_ready(ready: Ready) -> None:
         log.info("ready", extra={"metrics_url": ready.metrics_url})
@@ -186,6 +187,22 @@ def _process(options: argparse.Namespace) -> int:
         from baton_worker.roles.process import run_worker
 
     return run_worker(config, Role[options.command.upper()], on_ready=on_ready)
+
+
+def _require_folder(path: str) -> None:
+    """Refuse what is no folder before a file of it is missed: whoever gives a hub's name, or a
+    relative path from elsewhere, reads what is meant and not which file was looked for.
+    """
+    try:
+        if path and Path(path).is_dir():
+            return
+        seen_from = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
+    except OSError as error:  # of a folder above it that this user may not read
+        raise ConfigError(f"model.path is {path!r}: {error.strerror}") from error
+    raise ConfigError(
+        f"model.path is {path!r}, and there is no such folder{seen_from}: name one in Hugging "
+        "Face layout (config.json, tokenizer.json, *.safetensors); nothing is downloaded"
+    )
 
 
 def effective_config(options: argparse.Namespace) -> ProcessConfig:

@@ -13,7 +13,7 @@ from baton_operator.models import InvalidSpec, ObjectKey, PDDeployment, parse_de
 
 
 class Invalid(NamedTuple):
-    """A PDDeployment whose spec cannot be served."""
+    """A PDDeployment whose spec cannot be served; `suspend` is what it says all the same."""
 
     key: ObjectKey
     uid: str
@@ -21,6 +21,7 @@ class Invalid(NamedTuple):
     version: int
     status: dict[str, Any]
     message: str
+    suspend: bool
 
 
 Parent = PDDeployment | Invalid
@@ -39,6 +40,7 @@ def parse_parent(body: dict[str, Any]) -> Parent:
             _version(body),
             body.get("status") or {},
             str(error),
+            _says_suspend(body.get("spec")),
         )
 
 
@@ -104,9 +106,23 @@ class ParentStore:
             entry["type"] for each in told for entry in each if entry.get("status") == "True"
         )
 
+    def suspended(self) -> list[ObjectKey]:
+        """Return the keys of those that shall have no workers; one that was edited meanwhile so
+        that it cannot be served still has none.
+        """
+        return [key for key, parent in self._parents.items() if _is_suspended(parent)]
+
     def keys(self) -> list[ObjectKey]:
         """Return every known key."""
         return list(self._parents)
+
+
+def _says_suspend(spec: Any) -> bool:
+    return isinstance(spec, dict) and spec.get("suspend") is True
+
+
+def _is_suspended(parent: Parent) -> bool:
+    return parent.suspend if isinstance(parent, Invalid) else parent.spec.suspend
 
 
 def _version(body: dict[str, Any]) -> int:

@@ -71,6 +71,7 @@ class Vitals:
         self.metrics.queue_oldest_seconds.set(self.queue.oldest_seconds)
         self.metrics.children.set(self.store.size())
         self.metrics.told(self.parents.true_conditions())
+        self.metrics.suspended(str(key) for key in self.parents.suspended())
         self.metrics.is_leader.set(self.phase == "leading")
         for reflector in self.reflectors:
             age = self.silence_seconds(reflector)

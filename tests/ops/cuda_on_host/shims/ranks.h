@@ -20,6 +20,13 @@ namespace host_cuda {
 
 using Clock = std::vector<uint32_t>;  // how far each fiber was, as far as is known here
 
+// What a fiber knew when it last let others know, after which it counts one more: so who knows of
+// that number of it knows all of this.
+struct Told {
+  unsigned fiber = 0;
+  Clock clock;
+};
+
 // The last accesses to a vector of an exchange buffer.
 struct Accesses {
   unsigned writer = 0;
@@ -36,7 +43,7 @@ inline uint64_t polls, nanoseconds;
 inline bool (*stands_still)() = nullptr;          // whether the thread may not read yet, if set
 inline std::vector<Clock> clocks, fenced, began;  // began: when the kernel did that a fiber is in
 inline std::unordered_map<const Meeting*, Clock[2]> joined;
-inline std::unordered_map<const void*, Clock> released;
+inline std::unordered_map<const void*, Told> released;
 inline std::unordered_map<const void*, Accesses> accesses;
 
 // Before it has waited itself, which it must have at its end: what grids read early nobody writes.
@@ -44,8 +51,20 @@ inline void LetGridsStartAtOnce() {}
 
 inline Clock& MyClock() { return clocks[cluster.current]; }
 
-inline void Join(Clock& clock, const Clock& other) {
-  for (size_t i = 0; i < other.size(); ++i) clock[i] = max(clock[i], other[i]);
+// Each fiber does this wherever it meets others, with a number for each fiber: so in vectors.
+__attribute__((optimize("O3"))) inline void Join(Clock& clock, const Clock& other) {
+  uint32_t* const numbers = clock.data();
+  const uint32_t* const others = other.data();
+  const size_t n = other.size();
+  for (size_t i = 0; i < n; ++i) numbers[i] = numbers[i] < others[i] ? others[i] : numbers[i];
+}
+
+inline bool IsKnown(unsigned fiber, uint32_t when) { return when <= MyClock()[fiber]; }
+
+// Who polls asks again and again.
+inline void Learn(const Told& told) {
+  if (told.clock.empty() || IsKnown(told.fiber, told.clock[told.fiber])) return;
+  Join(MyClock(), told.clock);
 }
 
 inline void BeginClocks(size_t fibers) {
@@ -58,13 +77,13 @@ inline void BeginClocks(size_t fibers) {
   polls = nanoseconds = 0;
 }
 
-// What all did before they meet comes before what any does after.
+// What all did before they meet comes before what any does after: each knows what all knew.
 inline void MeetInOrder(Meeting& meeting, int line) {
-  const unsigned turn = meeting.turn % 2;
-  if (meeting.come == 0) joined[&meeting][turn].assign(clocks.size(), 0);
-  Join(joined[&meeting][turn], MyClock());
+  Clock& of_all = joined[&meeting][meeting.turn % 2];
+  if (meeting.come == 0) of_all.assign(clocks.size(), 0);
+  Join(of_all, MyClock());
   Meet(meeting, line);
-  Join(MyClock(), joined[&meeting][turn]);
+  MyClock() = of_all;
   ++MyClock()[cluster.current];
 }
 
@@ -98,7 +117,7 @@ inline void FenceOfSystem() {
 
 // Releases what came before the last fence.
 inline void StoreFlag(uint32_t* at, uint32_t value) {
-  released[at] = fenced[cluster.current];
+  released[at] = {cluster.current, fenced[cluster.current]};
   *at = value;
   YieldSometimes(2);
 }
@@ -106,7 +125,7 @@ inline void StoreFlag(uint32_t* at, uint32_t value) {
 inline uint32_t AcquireFlag(const uint32_t* at) {
   LookLater();
   if (++polls > kMostPolls) Fail("a rank waits for ever", 0);
-  if (planted != kReadsWithoutAcquiring) Join(MyClock(), released[at]);
+  if (planted != kReadsWithoutAcquiring) Learn(released[at]);
   return *at;
 }
 
@@ -114,7 +133,7 @@ inline uint32_t AcquireFlag(const uint32_t* at) {
 // more, for nothing holds it back behind what that kernel itself has read or written.
 inline void PushWordOfPart(uint64_t* at, uint64_t word) {
   YieldSometimes(8);
-  released[at] = began[cluster.current];
+  released[at] = {cluster.current, began[cluster.current]};
   *at = word;
 }
 
@@ -122,7 +141,7 @@ inline uint64_t PollWordOfPart(const uint64_t* at) {
   while (stands_still != nullptr && stands_still()) LookLater();
   LookLater();
   if (++polls > kMostPolls) Fail("a rank waits for ever", 0);
-  Join(MyClock(), released[at]);
+  Learn(released[at]);
   return *at;
 }
 
@@ -133,8 +152,6 @@ inline void BeginKernel() {
 
 inline int32_t LoadWord(const int32_t* at) { return *at; }
 inline uint64_t ReadTimer() { return ++nanoseconds; }
-
-inline bool IsKnown(unsigned fiber, uint32_t when) { return when <= MyClock()[fiber]; }
 
 inline void NoteRead(const void* at) {
   Accesses& known = accesses[at];

@@ -113,7 +113,8 @@ class StepStats:
         logprob_rows_by_k: (k, tokens with k alternatives), each k once, without the k of no token.
         prompt_rows_by_k: the same of prompt tokens.
         logprob_op_seconds: for output tokens alone.
-        first_tokens: (key, queue_seconds, prefill_seconds) for each prompt finished in this step.
+        first_tokens: (key, queue_seconds, prefill_seconds) for each prompt finished in this step,
+            and each that goes on behind an earlier attempt's tokens.
         prefix_query_tokens, prefix_hit_tokens: tokens of requests admitted in this step that were
             looked up in the prefix cache, and those whose KV it held.
     """

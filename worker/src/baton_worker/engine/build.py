@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from baton_worker.config import ProcessConfig
+from baton_worker.config import EngineConfig, ProcessConfig
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.sim.engine import SimEngine, sim_shape
@@ -61,7 +61,7 @@ def build_engine(
             case "gpu":
                 engine = _on_a_gpu(config, clock, on_rank_death, progress)
     except PoolTooLargeError as error:
-        raise DeviceError(str(error)) from error
+        raise DeviceError(f"{error}; {_limits_told(config.engine)}") from error
     log.info(
         "engine ready",
         extra={
@@ -76,6 +76,14 @@ def build_engine(
         },
     )
     return engine
+
+
+def _limits_told(engine: EngineConfig) -> str:
+    longest = engine.max_model_len or "0, all that the model can"
+    return (
+        f"engine.kv_blocks is {engine.kv_blocks}, engine.max_running {engine.max_running}, "
+        f"engine.max_model_len {longest}"
+    )
 
 
 def _tell_unread(path: Path) -> None:

@@ -55,10 +55,14 @@ class EngineMetrics:
             "baton_engine_preemptions", "Requests that lost their KV blocks and are recomputed"
         )
         self._queue_seconds = factory.histogram(
-            "baton_engine_queue_seconds", "From submission to admission", _WAIT_SECONDS
+            "baton_engine_queue_seconds",
+            "From submission to admission, of each attempt that gave a token",
+            _WAIT_SECONDS,
         )
         self._prefill_seconds = factory.histogram(
-            "baton_engine_prefill_seconds", "From admission to the first token", _WAIT_SECONDS
+            "baton_engine_prefill_seconds",
+            "From its first admission to its first token, of each attempt",
+            _WAIT_SECONDS,
         )
 
     def observe(self, stats: StepStats, load: EngineLoad) -> None:

@@ -134,9 +134,11 @@ def resolve_options(config: ProcessConfig, shape: ModelShape) -> EngineOptions:
     per_request = -(-max_model_len // engine.block_size)
     n_blocks = engine.kv_blocks or engine.max_running * per_request
     if n_blocks < per_request:
+        whose = "" if engine.max_model_len else ", the model's own,"
         raise ConfigError(
-            f"engine.kv_blocks is {n_blocks}, one request of max_model_len {max_model_len} needs "
-            f"{per_request} blocks of {engine.block_size}: give that at least, or 0 for enough"
+            f"engine.kv_blocks is {n_blocks}, one request of engine.max_model_len {max_model_len}"
+            f"{whose} needs {per_request} blocks of {engine.block_size}: give that at least, or 0 "
+            f"for enough, or lower engine.max_model_len to {n_blocks * engine.block_size} at most"
         )
     n_draft_layers = _draft_layers(config, shape)
     try:

@@ -41,6 +41,26 @@ WORKER_LOST = "worker_lost"
 SUSPECT_REQUEST = "suspect_request"
 """Code of a request under which so many workers failed that it is not tried again."""
 
+WORKERS_FULL = "workers_full"
+"""What a request for which no worker has room is counted as, whoever of them turned it away."""
+
+_FULL = frozenset({ErrorCode.QUEUE_FULL.name.lower(), ErrorCode.DECODE_FULL.name.lower()})
+COUNTED_CODES = frozenset(
+    {
+        "client_gone",
+        "gap_timeout",
+        "logprobs_missing",
+        "overlap_mismatch",
+        "request_too_large",
+        "shutting_down",
+        "slow_client",
+        SUSPECT_REQUEST,
+        "timeout",
+        WORKER_LOST,
+    }
+)
+"""Codes that a request's end is counted by as they are."""
+
 _STATUS_BY_CODE = {
     ErrorCode.INTERNAL: 500,
     ErrorCode.QUEUE_FULL: 429,
@@ -87,6 +107,13 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_seconds = retry_after_seconds
         self.is_final = is_final
+
+    @property
+    def outcome(self) -> str:
+        """What a request that workers had and that ends with this is counted as."""
+        if self.code in _FULL:
+            return WORKERS_FULL
+        return self.code if self.code in COUNTED_CODES else "error"
 
     @property
     def payload(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ OUTCOMES = (
     "suspect_request",
     "timeout",
     "worker_lost",
+    "workers_full",
 )
 REFUSALS = (
     "body_too_large",
@@ -73,7 +74,10 @@ class GatewayMetrics:
     def __init__(self, factory: MetricFactory) -> None:
         self._factory = factory
         self._requests = factory.counter(
-            "baton_gateway_requests", "Generation requests ended", ("endpoint", "outcome")
+            "baton_gateway_requests",
+            "Generation requests that workers had and that ended; workers_full: those had no room,"
+            " and no other could take over",
+            ("endpoint", "outcome"),
         )
         self._refusals = factory.counter(
             "baton_gateway_refusals",

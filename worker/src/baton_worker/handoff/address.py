@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from baton_worker.addresses import EVERY, is_every_host, may_be_host, tcp_endpoint
+from baton_worker.addresses import host_of_bind, is_every_host, may_be_host, tcp_endpoint
 from baton_worker.config import ConfigError, HandoffConfig
+from baton_worker.config_errors import bad_bind
 
 
 def check_advertised(config: HandoffConfig) -> None:
@@ -18,7 +19,9 @@ def check_advertised(config: HandoffConfig) -> None:
     Raises:
         ConfigError: naming `handoff.bind` or `handoff.advertise_host`, its value and the fix.
     """
-    host = _host_of_bind(config.bind)
+    host = host_of_bind(config.bind)
+    if not host:
+        raise ConfigError(bad_bind("handoff.bind", config.bind))
     if config.advertise_host:
         if is_every_host(config.advertise_host):
             raise ConfigError(
@@ -44,17 +47,3 @@ def advertised(config: HandoffConfig, bound: str) -> str:
     assert at.hostname is not None, "a bound TCP socket"
     assert at.port is not None, "a bound TCP socket"
     return tcp_endpoint(config.advertise_host or at.hostname, at.port)
-
-
-def _host_of_bind(bind: str) -> str:
-    at, host = bind.removeprefix("tcp://"), ""
-    if at != bind:
-        host, _, port = at.rpartition(":")
-        if not port.isdecimal() and port != EVERY:
-            host = ""
-    is_bare_ipv6 = ":" in host and not host.startswith("[")
-    if not host or is_bare_ipv6:
-        raise ConfigError(
-            f"handoff.bind is {bind!r}: it must be tcp://host:port, an IPv6 address in brackets"
-        )
-    return host.strip("[]")

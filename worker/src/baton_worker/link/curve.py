@@ -79,7 +79,10 @@ def read_key(field: str, path: str) -> bytes:
         ConfigError: naming `field`, when the file cannot be read or holds no key.
     """
     if not path:
-        raise ConfigError(f"{field}: is empty, and link.curve.enabled is true")
+        raise ConfigError(
+            f"{field} is empty, and link.curve.enabled is true: name a file (`baton-worker keygen` "
+            "writes key pairs), or set enabled to false at both ends, on one machine only"
+        )
     try:
         text = Path(path).read_bytes().strip()
     except OSError as error:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import zmq
 
-from baton_worker.addresses import bindable
+from baton_worker.addresses import bindable, host_of_bind
 from baton_worker.config import ConfigError, LinkConfig
-from baton_worker.config_errors import cannot_listen
+from baton_worker.config_errors import bad_bind, cannot_listen
 from baton_worker.identity import GatewayIdentity
 from baton_worker.link.api import GatewayLinkEvent, WorkerDown, WorkerUp
 from baton_worker.link.curve import load_identity, server_options
@@ -86,8 +86,10 @@ class ZmqGatewayLink:
         """See `api.GatewayLink.start`. Sets `endpoint` to the address that was bound.
 
         Raises:
-            ConfigError: `link.bind` cannot be bound.
+            ConfigError: `link.bind` is no endpoint, or cannot be bound.
         """
+        if not host_of_bind(self._config.bind):
+            raise ConfigError(bad_bind("link.bind", self._config.bind))
         self._on_events = on_events
         self._thread.start()
         self._started.wait()

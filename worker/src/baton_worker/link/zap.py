@@ -61,7 +61,10 @@ class AllowedKeys:
             ConfigError: naming `field`, when it cannot be read or a line is not a key.
         """
         if not path:
-            raise ConfigError(f"{field}: is empty, and link.curve.enabled is true")
+            raise ConfigError(
+                f"{field} is empty, and link.curve.enabled is true: name a file with a line "
+                "`KEY [worker_id] [role=prefill|decode|mixed]` for each public key let in"
+            )
         self._field = field
         self._path = Path(path)
         self._lock = threading.Lock()

@@ -58,10 +58,11 @@ def keep(sequence: FedSequence, accepted: int, tokens: list[int]) -> KeptRow:
     row = EmittedRow(request.key, position, n_kept, finish, len(drafts), accepted, verified, k)
     if told is not None:
         row = row._replace(verified_drafts=told)
-    if not position:
+    if position == request.n_given and not request.has_foreign_kv:
         assert request.admitted_at is not None, "a row that emits was admitted"
-        waits = Waits(request.submitted_at, request.admitted_at)
-        row = row._replace(waits=waits, n_reused=request.n_reused)
+        row = row._replace(waits=Waits(request.submitted_at, request.admitted_at))
+    if not position:
+        row = row._replace(n_reused=request.n_reused)
     return KeptRow(request, start, row)
 
 

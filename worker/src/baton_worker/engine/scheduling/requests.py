@@ -97,6 +97,7 @@ class RequestState:
         tokens: prompt, then output.
         stop_ids: tokens that end it.
         table: i32[W] block table; entries past `n_blocks` are the null block.
+        n_given: tokens of output that an earlier attempt gave and this one goes on behind.
         n_computed: positions whose KV is valid in every layer.
         n_reused: prompt tokens whose KV was at hand when it was first admitted.
         drafts: proposals for the positions after `tokens`.
@@ -143,6 +144,7 @@ class RequestState:
     phase: Phase = Phase.WAITING
     admitted_at: float | None = None
     n_blocks: int = 0
+    n_given: int = 0
     n_computed: int = 0
     n_reused: int = 0
     drafts: tuple[int, ...] = ()
@@ -319,6 +321,7 @@ def new_state(
         kv_stays and request.decode is not None and HANDOFF_LAYERS in request.decode.features
     )
     state.turn = request.turn
+    state.n_given = len(request.output_token_ids)
     if request.output_token_ids:
         state.n_prompt_told = state.n_prompt
     return state

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from baton_worker.gateway.errors import (
     CLIENT_GONE,
-    SUSPECT_REQUEST,
     WORKER_LOST,
     ApiError,
     internal,
@@ -158,7 +157,7 @@ class Applier:
             error = unavailable(f"worker {worker_id} {what}", WORKER_LOST)
             was_there = loss is not Loss.DIED or live.may_be_at(worker_id)
             cause = loss if was_there else Loss.LEFT
-            self._recover(live, cause, worker_id, error, outcome=WORKER_LOST)
+            self._recover(live, cause, worker_id, error)
 
     def _recover(
         self,
@@ -167,17 +166,14 @@ class Applier:
         worker_id: str,
         error: ApiError,
         *,
-        outcome: str = "error",
         has_reported: bool = False,
     ) -> None:
         """Try a request elsewhere, or end it; `has_reported`: the worker ended it by itself."""
         ended = self._retrier.recover(live, cause, worker_id, error)
         if ended is None:
             return
-        if ended.code == SUSPECT_REQUEST:
-            outcome = SUSPECT_REQUEST
         reported = (live.key, worker_id) if has_reported else None
-        self._requests.fail(live.generation, ended, outcome=outcome, reported=reported)
+        self._requests.fail(live.generation, ended, reported=reported)
 
     def _count_workers(self) -> None:
         for role in Role:
@@ -274,7 +270,7 @@ class Applier:
         if not generation.queue.put(delta):
             self._metrics.client_aborted("slow_client")
             slow = ApiError(CLIENT_GONE, "the client reads too slowly", code="slow_client")
-            self._requests.fail(generation, slow, outcome="slow_client", discard=True)
+            self._requests.fail(generation, slow, discard=True)
         elif delta.finish_reason is not None:
             self._requests.finish(live, worker_id if merged.finish else None)
         return True
@@ -302,7 +298,7 @@ class Applier:
         log.error("a row lacks logprobs", extra={**facts, "detail": str(error)})
         missing = ApiError(500, str(error), code="logprobs_missing")
         cause = Loss.LOGPROBS_MISSING
-        self._recover(live, cause, worker_id, missing, outcome="logprobs_missing")
+        self._recover(live, cause, worker_id, missing)
 
     def _observe(self, live: LiveRequest, n_tokens: int, now: float) -> None:
         generation = live.generation
@@ -348,4 +344,4 @@ class Applier:
         log.error("rows of a request do not join", extra={**facts, "fault": fault.value})
         error = ApiError(500, f"{fault.value} at output position {position}", code=fault.value)
         cause = Loss.GAP if fault is Fault.GAP_TIMEOUT else Loss.CONTRADICTION
-        self._recover(live, cause, live.holders[-1], error, outcome=fault.value)
+        self._recover(live, cause, live.holders[-1], error)

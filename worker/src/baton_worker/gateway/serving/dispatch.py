@@ -248,8 +248,7 @@ class Dispatcher:
             self._metrics.prompt_tokens.inc(generation.request.prompt_tokens)
 
     def _undo(self, begun: _Begun) -> None:  # no `cancel`: the 499 that is answered counts him
-        gone = "client_gone"
-        self._requests.fail(begun.generation, left(gone), outcome=gone, discard=True)
+        self._requests.fail(begun.generation, left("client_gone"), discard=True)
 
     def _freed(self, generation: Generation) -> None:
         self._freed_at = self._clock()
@@ -260,18 +259,15 @@ class Dispatcher:
         """End a generation because of its client; nothing happens if it has ended."""
         if generation.live:
             self._metrics.client_aborted(reason)
-            self._requests.fail(generation, left(reason), outcome=reason, discard=True)
+            self._requests.fail(generation, left(reason), discard=True)
 
     def close(self) -> None:
         """Refuse new requests and end the live ones with an explicit error."""
         self._closing = True
         self._queue.close(unavailable("the gateway is shutting down", "shutting_down"))
         for generation in self._requests.generations():
-            self._requests.fail(
-                generation,
-                unavailable("the gateway is shutting down", "shutting_down"),
-                outcome="shutting_down",
-            )
+            error = unavailable("the gateway is shutting down", "shutting_down")
+            self._requests.fail(generation, error)
 
     def _plan(self, asked: _Asked, kept: frozenset[str]) -> list[_Plan] | Lack:
         """Account every choice to workers before any of them is told; those that are `kept` have
@@ -369,12 +365,12 @@ class Dispatcher:
             ended = self._retrier.recover(live, Loss.NOT_SENT, worker_id, error)
         if ended is not None:
             log.warning("a request could not be sent", extra={"detail": ended.message})
-            self._requests.fail(live.generation, ended, outcome=ended.code or "error")
+            self._requests.fail(live.generation, ended)
 
     def _expire(self, generation: Generation) -> None:
         seconds = self._limits.request_timeout_seconds
         error = ApiError(504, f"the request took longer than {seconds:g} s", code="timeout")
-        self._requests.fail(generation, error, outcome="timeout")
+        self._requests.fail(generation, error)
 
 
 def _asked(generation: Generation, traceparent: str) -> _Asked:

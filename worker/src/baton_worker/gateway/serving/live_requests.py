@@ -244,7 +244,6 @@ class LiveRequests:
         generation: Generation,
         error: ApiError,
         *,
-        outcome: str = "error",
         reported: tuple[RequestKey, str] | None = None,
         discard: bool = False,
     ) -> None:
@@ -253,7 +252,6 @@ class LiveRequests:
         Args:
             generation: may have ended already; then nothing happens.
             error: what the client is told.
-            outcome: the metric label.
             reported: the choice and the worker that ended it itself and needs no telling.
             discard: drop what waits for the client.
         """
@@ -261,7 +259,7 @@ class LiveRequests:
             return
         with contextlib.ExitStack() as stack:  # whatever breaks here, its client hears of the end
             stack.callback(generation.queue.fail, error, discard=discard)
-            stack.callback(self._close, generation, outcome)
+            stack.callback(self._close, generation, error.outcome)
             for live in reversed(tuple(generation.live.values())):
                 told = reported[1] if reported and reported[0] == live.key else None
                 stack.callback(self._remove, live, told)

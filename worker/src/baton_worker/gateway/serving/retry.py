@@ -230,7 +230,7 @@ class Retrier:
             if unsent.error.code == WORKER_LOST:
                 ended = self._retry(live, (unsent.worker_id,), error)
             if ended is not None:
-                self._requests.fail(live.generation, ended, outcome=_outcome(ended))
+                self._requests.fail(live.generation, ended)
         return Tried.OVER
 
     def _kind_of(self, live: LiveRequest, blamed: tuple[str, ...]) -> Hashable:
@@ -242,7 +242,7 @@ class Retrier:
     def _end(self, one: Waiting) -> None:
         """Nobody came in time: it ends as it would have without waiting."""
         self._metrics.not_retried("no_workers")
-        self._requests.fail(one.live.generation, one.error, outcome=_outcome(one.error))
+        self._requests.fail(one.live.generation, one.error)
 
     def _assign(self, live: LiveRequest, blamed: tuple[str, ...]) -> Pair | None:
         """Find workers for the next attempt, and avoid those that are to blame from now on."""
@@ -271,10 +271,6 @@ def _needs(live: LiveRequest) -> Needs:
         return live.needs
     features = (*live.needs.features, RESUME)
     return live.needs._replace(features=features, weights=live.weights)
-
-
-def _outcome(error: ApiError) -> str:
-    return WORKER_LOST if error.code == WORKER_LOST else "error"
 
 
 def _blamed(live: LiveRequest, blame: Blame, worker_id: str) -> tuple[str, ...]:

@@ -59,6 +59,11 @@ class Budget:
         """Whether the longest request fits."""
         return self.kv_tokens >= self.max_model_len
 
+    @property
+    def longest_blocks(self) -> int:
+        """Blocks that the longest request takes."""
+        return -(-self.max_model_len // self.block_size)
+
     def told(self) -> str:
         """Return all of it in words."""
         working = "" if self.working is None else f", {told(self.working)} a step's working memory"
@@ -71,7 +76,7 @@ class Budget:
 
     def refusal(self) -> str:
         """Return why the longest request does not fit, and what to do."""
-        needed = (-(-self.max_model_len // self.block_size) + RESERVED_BLOCKS) * self.block_bytes
+        needed = (self.longest_blocks + RESERVED_BLOCKS) * self.block_bytes
         lower = f"lower it to {self.kv_tokens} at most, or" if self.kv_tokens > 1 else "lower it,"
         return (
             f"{self.told()}; one request of engine.max_model_len {self.max_model_len} needs "

@@ -38,6 +38,9 @@ FOR_LESS_WEIGHTS = (
 )
 """What to do where weights do not fit, for refusals."""
 
+_SHORTEST = 2
+"""Tokens of the shortest request: one of prompt, one of output."""
+
 
 def check_memory(budget: Budget, free: int, n_blocks: int) -> None:
     """Refuse a model that does not fit, before gigabytes of it have been copied.
@@ -60,11 +63,29 @@ def check_memory(budget: Budget, free: int, n_blocks: int) -> None:
         most = (free - budget.weights) // budget.block_bytes - RESERVED_BLOCKS
         raise DeviceError(
             f"no room for {n_blocks} KV blocks of {told(budget.block_bytes)}, {told(pool)}: {has}, "
-            f"and the model's weights take {told(budget.weights)}: lower engine.kv_blocks below "
-            f"{max(most, 0)}, or set it to 0 for what fits"
+            f"and the model's weights take {told(budget.weights)}: {_for_less_kv(budget, most)}"
         )
     if not n_blocks and not budget.is_enough:
         raise DeviceError(f"{budget.refusal()} (a step's working memory comes on top)")
+
+
+def _for_less_kv(budget: Budget, most: int) -> str:
+    """Return what to do where `most` blocks fit, a step's working memory aside, for which there is
+    to be less than that: below what the longest request takes, fewer blocks alone would be refused
+    too.
+    """
+    n_tokens = most * budget.block_size
+    if most > budget.longest_blocks:
+        return f"lower engine.kv_blocks to less than {most}, or set it to 0 for what fits"
+    longest = (
+        f"one request of engine.max_model_len {budget.max_model_len} needs {budget.longest_blocks}"
+    )
+    if n_tokens < _SHORTEST:
+        return f"{longest}, none fits: {FOR_LESS_WEIGHTS}"
+    return (
+        f"{longest}, less than {most} fit: lower engine.max_model_len below {n_tokens} and set "
+        f"engine.kv_blocks to 0, or {FOR_LESS_WEIGHTS}"
+    )
 
 
 def weight_bytes(model_shape: ModelShape, n_mtp: int, item_bytes: int, ranks: int = 1) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from baton_worker.config import ProcessConfig
+from baton_worker.config import EngineConfig, ProcessConfig
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.budget import Budget
 from baton_worker.engine.backends.device.engine import (
@@ -186,14 +186,16 @@ def serve_from(
         budget = measured_budget(model, options, known, clock)
         log.info("memory: %s", budget.told(), extra=budget.facts())
         options = dataclasses.replace(options, n_blocks=budget.n_blocks)
-    engine = _engine(model, options, clock)
+    engine = _engine(model, options, clock, config.engine)
     with closing_on_failure() as made:
         made.append(engine.close)
         warm_up(engine, clock)
     return engine
 
 
-def _engine(model: LoadedModel, options: EngineOptions, clock: Callable[[], float]) -> DeviceEngine:
+def _engine(
+    model: LoadedModel, options: EngineOptions, clock: Callable[[], float], told: EngineConfig
+) -> DeviceEngine:
     try:
         return DeviceEngine(model, options, clock)
     except DeviceError as error:
@@ -201,5 +203,19 @@ def _engine(model: LoadedModel, options: EngineOptions, clock: Callable[[], floa
         raise DeviceError(
             f"{error}: no room for {options.n_blocks} KV blocks of {block_bytes} bytes and a step "
             f"of engine.max_running {options.max_running} and {options.chunk_field} "
-            f"{options.prefill_tokens}; lower engine.kv_blocks, or set it to 0 for what fits"
+            f"{options.prefill_tokens}; {_for_less_memory(options, told)}"
         ) from error
+
+
+def _for_less_memory(options: EngineOptions, told: EngineConfig) -> str:
+    """Return what to do where a pool and a step do not fit together."""
+    if not told.kv_blocks:
+        return (
+            "they were found to fit, so others have taken memory since: lower "
+            f"engine.gpu_memory_utilization {told.gpu_memory_utilization:g}"
+        )
+    needed = -(-options.max_model_len // options.block_size)
+    longest = f"one request of engine.max_model_len {options.max_model_len} needs {needed}"
+    if needed < options.n_blocks:
+        return f"lower engine.kv_blocks ({longest}), or set it to 0 for what fits"
+    return f"{longest}: lower that, and engine.kv_blocks, or what a step takes"
