@@ -23,18 +23,23 @@ Error Quantise(const QuantiseInput& in, const ScaledRows& out, Stream stream) {
                                  in.columns,
                                  in.group,
                                  groups};
-  const int64_t across = DivideUp<int64_t>(groups, kQuantiseWarps);
-  if (across > kMostGridRows) return "x has too many columns";
-  const Grid grid{dim3(static_cast<unsigned>(in.rows), static_cast<unsigned>(across)),
-                  kQuantiseWarps * kWarp};
-  if (groups == 1) return LaunchEarly(QuantiseKernel<E, true>, grid, stream, params);
   constexpr int64_t kFour = alignof(Packed<E, 4>);
   const bool are_fours = in.group == kScaledRange && in.columns % 4 == 0 &&
                          reinterpret_cast<uintptr_t>(out.values) % 4 == 0 &&
                          reinterpret_cast<uintptr_t>(in.x.data) % kFour == 0 &&
                          in.x.stride % 4 == 0;
-  return are_fours ? LaunchEarly(QuantiseFoursKernel<E>, grid, stream, params)
-                   : LaunchEarly(QuantiseKernel<E, false>, grid, stream, params);
+  const bool are_many = are_fours && in.rows > kRehearsedRows;
+  const int64_t of_block = kQuantiseWarps * (are_many ? kManyQuantiseGroups : 1);
+  const int64_t across = DivideUp<int64_t>(groups, of_block);
+  if (across > kMostGridRows) return "x has too many columns";
+  const Grid grid{dim3(static_cast<unsigned>(in.rows), static_cast<unsigned>(across)),
+                  kQuantiseWarps * kWarp};
+  if (are_many) {
+    return LaunchEarly(QuantiseFoursKernel<E, kManyQuantiseGroups>, grid, stream, params);
+  }
+  if (are_fours) return LaunchEarly(QuantiseFoursKernel<E, 1>, grid, stream, params);
+  return groups == 1 ? LaunchEarly(QuantiseKernel<E, true>, grid, stream, params)
+                     : LaunchEarly(QuantiseKernel<E, false>, grid, stream, params);
 }
 
 static_assert(kScaledGroup == kScaledRange, "a group is a range");

@@ -13,6 +13,8 @@ namespace baton_ops::cuda {
 
 constexpr int kQuantiseWarps = 8;
 
+constexpr int kManyQuantiseGroups = 4;  // of a warp, of many rows
+
 // Rows whose blocks a GPU has room for at once, and who goes through its code before it counts. Of
 // those behind them the code is there, and going through it twice takes nearly twice as long.
 constexpr int64_t kRehearsedRows = 64;
@@ -73,15 +75,16 @@ __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseKernel(Quantise
   for (int64_t i = first + lane; i < end; i += kThreads) values[i] = Quantised(x[i], scale);
 }
 
-// The same of groups of kScaledRange where four columns are a vector: each lane has
-// four, which it reads once. The first rows' do all twice: the first time is for nobody, while the
-// kernel before still runs, and leaves nothing but this code in the caches, which that one's
-// weights have driven it out of.
-template <class E>
+// The same of groups of kScaledRange where four columns are a vector: each lane has four of a
+// group, which it reads once. Of many rows a warp has kEach groups, eight apart, all of which it
+// reads before it counts; of few, where that would leave a GPU without work, one. The first rows'
+// do all twice: the first time is for nobody, while the kernel before still runs, and leaves
+// nothing but this code in the caches, which that one's weights have driven it out of.
+template <class E, int kEach>
 __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseFoursKernel(QuantiseParams<E> p) {
   const int64_t row = blockIdx.x, lane = threadIdx.x % kWarp;
-  const int64_t group = blockIdx.y * static_cast<int64_t>(kQuantiseWarps) + threadIdx.x / kWarp;
-  const int64_t at = group * kScaledRange + lane * 4;
+  const int64_t first =
+      blockIdx.y * static_cast<int64_t>(kQuantiseWarps * kEach) + threadIdx.x / kWarp;
 #pragma unroll 1
   for (int turn = row < kRehearsedRows ? 0 : 1; turn < 2; ++turn) {
     const bool is_real = turn > 0;
@@ -89,28 +92,36 @@ __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseFoursKernel(Qua
       WaitForEarlierGrids();
       LetNextGridStart();
     }
-    if (group >= p.groups) continue;  // the whole warp
-    Packed<E, 4> x{};
+    Packed<E, 4> x[kEach];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x.at[i] = Rounded<E>(is_real ? 0.0f : 1.0f);
-    if (is_real && at < p.columns) {
-      x = *reinterpret_cast<const Packed<E, 4>*>(p.x + row * p.x_stride + at);
-    }
-    uint32_t largest = 0;  // sizes are in order as numbers without a sign, NaN behind all
+    for (int i = 0; i < kEach; ++i) {
+      const int64_t at = (first + i * kQuantiseWarps) * kScaledRange + lane * 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) largest = max(largest, __float_as_uint(fabsf(ToFloat(x.at[i]))));
-    largest = __reduce_max_sync(kEveryLane, largest);
-    const float scale = __fdiv_rn(__uint_as_float(largest), kLargestE4m3);
-    uint32_t four = 0;
-    if (at < p.columns) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        four |= static_cast<uint32_t>(Quantised(x.at[i], scale).bits) << 8 * i;
+      for (int j = 0; j < 4; ++j) x[i].at[j] = Rounded<E>(is_real ? 0.0f : 1.0f);
+      if (is_real && at < p.columns) {
+        x[i] = *reinterpret_cast<const Packed<E, 4>*>(p.x + row * p.x_stride + at);
       }
     }
-    if (!is_real) continue;
-    if (lane == 0) p.scales[row * p.groups + group] = scale;
-    if (at < p.columns) *reinterpret_cast<uint32_t*>(p.values + row * p.columns + at) = four;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int64_t group = first + i * kQuantiseWarps, at = group * kScaledRange + lane * 4;
+      if (group >= p.groups) continue;  // the whole warp
+      uint32_t largest = 0;  // sizes are in order as numbers without a sign, NaN behind all
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        largest = max(largest, __float_as_uint(fabsf(ToFloat(x[i].at[j]))));
+      }
+      largest = __reduce_max_sync(kEveryLane, largest);
+      const float scale = __fdiv_rn(__uint_as_float(largest), kLargestE4m3);
+      uint32_t four = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        four |= static_cast<uint32_t>(Quantised(x[i].at[j], scale).bits) << 8 * j;
+      }
+      if (!is_real || at >= p.columns) continue;
+      if (lane == 0) p.scales[row * p.groups + group] = scale;
+      *reinterpret_cast<uint32_t*>(p.values + row * p.columns + at) = four;
+    }
   }
 }
 
