@@ -73,6 +73,11 @@ def both(beside: Sequence[str], targets: Sequence[str]) -> int:
                 time.sleep(LOOK_SECONDS)
             show(log, beside, first.wait())
             return second.wait() or first.returncode
+        except KeyboardInterrupt:
+            if sides[0].poll() is None:
+                interrupt(sides[0])
+                show(log, beside, sides[0].returncode)
+            raise
         finally:
             for side in sides:
                 interrupt(side)

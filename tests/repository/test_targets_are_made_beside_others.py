@@ -63,8 +63,9 @@ def test_who_is_ended_ends_both_sides(tmp_path, asked):
         all,
     )
     program.send_signal(asked)
-    program.communicate()
+    said, _ = program.communicate()
     assert program.returncode != 0
+    assert "[beside] waits: failed" in said
     for place in places:
         with pytest.raises(ProcessLookupError):
             os.kill(int(place.read_text()), 0)
