@@ -26,7 +26,8 @@ demo: env ## Run the tiny model in PD on this machine and stream one chat comple
 
 test: env lint unit ## Everything: linters, unit tests, CUDA compile and calls, real processes, faults, a real API server and node, fuzzing
 	@$(PY) tools/beside.py --beside ops-cuda ops-arguments slow -- integration node-or-say
-	@$(MAKE) --no-print-directory e2e faults fuzz
+	@$(MAKE) --no-print-directory e2e
+	@$(PY) tools/beside.py --beside fuzz -- faults
 
 lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 	@$(PY) tools/lint.py
