@@ -24,7 +24,10 @@ env: .venv/.ready ## Make .venv with all that demo and tests need
 demo: env ## Run the tiny model in PD on this machine and stream one chat completion (KEEP=1 leaves it serving)
 	@PYTHONPATH=tests/support $(PY) examples/demo.py $(if $(KEEP),--keep)
 
-test: env lint unit ops-cuda ops-arguments integration node-or-say e2e faults fuzz ## Everything: linters, unit tests, CUDA compile and calls, real processes, faults, a real API server and node, fuzzing
+test: env lint unit ## Everything: linters, unit tests, CUDA compile and calls, real processes, faults, a real API server and node, fuzzing
+	@$(PY) tools/beside.py --beside ops-cuda ops-arguments slow -- integration node-or-say
+	@$(MAKE) --no-print-directory e2e
+	@$(PY) tools/beside.py --beside fuzz -- faults
 
 lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 	@$(PY) tools/lint.py
@@ -32,7 +35,7 @@ lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 unit: env ## Fast tests, in a process more than there are processors, which take modules in turn
 	@$(PY) tools/unit.py --processes $(ONE_MORE) -m 'not slow and not e2e and not gpu' --ignore tests/e2e tests
 
-e2e: env slow ## Slow tests, then real deployments, a few at once: PD equals mixed, kill -9 of each, 500 requests, the openai client
+e2e: env ## Real deployments, a few at once: PD equals mixed, kill -9 of each, 500 requests, the openai client
 	@tools/chromium.sh
 	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'e2e and not fuzz' --ignore tests/faults tests
 
@@ -48,11 +51,11 @@ overload: env ## What a queue of 16 times the slots, floods, slow clients and ga
 mutants: env ## Change the pure cores one place at a time and list what the fast tests let live (an hour or more; ONLY="outbox scaling")
 	@mkdir -p out && $(PY) tools/mutants.py $(if $(ONLY),--only $(ONLY)) --jobs $$(nproc) --markdown out/mutants.md
 
-slow: env ## The slow tests alone, a process for each processor: all combinations, kernels in every drawn order, 10,000 rollouts
-	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m '(slow or gpu) and not e2e and not fuzz' --ignore tests/e2e tests
+slow: env ## The slow tests alone, a process for each processor: kernels in every drawn order, thousands of rollouts (LONG=1: all combinations, searches at their whole length)
+	@$(if $(LONG),BATON_LONG=1) $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m '(slow or gpu) and not e2e and not fuzz$(if $(LONG),, and not long)' --ignore tests/e2e tests
 
 fuzz: env ## 60 seconds of fuzzing for each parser of bytes, a process for each processor
-	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m fuzz tests
+	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m fuzz tests/fuzz
 
 explore: env ## The property tests on new random examples (make test takes the same ones each time)
 	@BATON_EXPLORE=1 $(PY) -m pytest -q -m hypothesis tests

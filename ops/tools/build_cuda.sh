@@ -19,7 +19,7 @@ source "$ops/../tools/retry.sh"
 
 if [[ -z "${NVCC:-}" ]]; then
   if ! cmp -s "$ops/constraints-cuda.txt" "$toolkit/constraints-cuda.txt"; then
-    rm -rf "$toolkit"
+    rm -rf "$toolkit" "$build/library"
     thrice "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$toolkit" \
       -r "$ops/constraints-cuda.txt"
     cp "$ops/constraints-cuda.txt" "$toolkit/"
@@ -34,9 +34,16 @@ fi
 library="$build/library"
 objects=CMakeFiles/baton_ops.dir/csrc/cuda
 
-# Builds the library for sm_90a, or of it what is named, as far as it is not there.
+# Builds the library for sm_90a, or of it what is named, as far as it is not there by this compiler:
+# CMake keeps to the one that it found first, and Ninja to what another version of it has made.
 build_library() {
-  local flags="-L$(dirname "$NVCC")/../lib -Xptxas -v -Xcompiler -Wall,-Wextra"
+  local flags="-L$(dirname "$NVCC")/../lib -Xptxas -v -Xcompiler -Wall,-Wextra" compiler
+  compiler="$NVCC, $("$NVCC" --version)"
+  if [[ "$compiler" != "$(cat "$library/compiler" 2>/dev/null)" ]]; then
+    rm -rf "$library"
+    mkdir -p "$library"
+    echo "$compiler" >"$library/compiler"
+  fi
   export PATH="$(dirname "$python"):$PATH" CUDACXX="$NVCC"
   cmake -S "$ops" -B "$library" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_OPS_CUDA=ON \
     -DBATON_OPS_CUDA_ARCHITECTURES=90a-real -DPython_EXECUTABLE="$python" \

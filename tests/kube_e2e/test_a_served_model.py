@@ -276,10 +276,10 @@ def test_a_broken_image_is_named_on_the_object_and_the_model_goes_on(kubectl, se
 def test_a_model_that_is_not_there_is_told_in_the_workers_own_words(kubectl, tiny, ready):
     folder = kubectl.get("pdd", "tiny")["spec"]["model"]["path"]
     patch(kubectl, model={"path": "/no/such/model"})
+    told = "model.path is '/no/such/model', and there is no such folder"
     with step("a model that is not there"):
         wait_until("the object says why", lambda: (
-            "model.path: /no/such/model/" in condition(kubectl, "PodsFailing").get(
-                "message", "")
+            told in condition(kubectl, "PodsFailing").get("message", "")
         ), 120, 0.5)  # fmt: skip
     patch(kubectl, model={"path": folder})
     ready()

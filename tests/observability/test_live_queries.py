@@ -114,9 +114,9 @@ def test_every_alert_reads_series_that_exist(
     for rule in [rule for group in groups for rule in group["rules"]]:
         assert rule["health"] == "ok", rule
         table.append(f"{rule['name']:<52} {rule['state']}")
-        if rule["name"].startswith("BatonOperator"):
-            continue
         selectors = re.findall(r"(?:\w+:)?baton_\w+(?::\w+)?(?:\{[^}]*\})?", rule["query"])
+        # An operator's are asked of one at work, in test_operator_live.
+        selectors = [s for s in selectors if not s.startswith("baton_operator_")]
         missing += [(rule["name"], s) for s in selectors if not loaded.values(s, deadline)]
     assert not missing
 

@@ -88,7 +88,10 @@ def operator(plane: ControlPlane) -> Iterator[tuple[OperatorProcess, int]]:
 
 
 def work(plane: ControlPlane, done: threading.Event, has_made_round: threading.Event) -> None:
-    """Create, roll out and delete PDDeployments until told to stop."""
+    """Create, roll out and delete PDDeployments until told to stop, and leave one suspended."""
+    suspended = pddeployment("at-rest", "demo:1")
+    suspended["spec"]["suspend"] = True
+    plane.kubectl.apply(suspended)
     for round_number in itertools.count():
         names = [f"chat-{round_number}-{n}" for n in range(N_OBJECTS)]
         for image in ("demo:1", "demo:2"):
@@ -133,14 +136,18 @@ def test_every_panel_of_the_operator_has_data(observed: Any, table: list[str]) -
     assert empty_panels(observed, NAME, table) == []
 
 
-def test_every_alert_of_the_operator_reads_series_that_exist(observed: Any) -> None:
+def test_every_series_of_the_operator_that_an_alert_reads_exists(observed: Any) -> None:
     groups = observed.get("rules", type="alert")["groups"]
-    rules = [r for g in groups for r in g["rules"] if r["name"].startswith("BatonOperator")]
-    assert len(rules) >= 4
-    for rule in rules:
-        assert rule["health"] == "ok", rule
-        for selector in re.findall(r"baton_\w+", rule["query"]):
-            assert observed.query(selector), (rule["name"], selector)
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert all(rule["health"] == "ok" for rule in rules), rules
+    assert sum(rule["name"].startswith("BatonOperator") for rule in rules) >= 4
+    read = {
+        (rule["name"], selector)
+        for rule in rules
+        for selector in re.findall(r"\bbaton_operator_\w+", rule["query"])
+    }
+    assert ("BatonNoUsablePair", "baton_operator_suspended") in read
+    assert not [each for each in sorted(read) if not observed.query(each[1])]
 
 
 def test_an_operator_at_work_fires_nothing(observed: Any) -> None:

@@ -25,9 +25,11 @@ from baton_operator.planning.pairs import (
     total,
 )
 from baton_operator.planning.rollout import Phase
+from baton_testing.lengths import length
 from baton_testing.rollout_fleet import Fleet, make_spec
 
 PARTS = 8  # of the long run, which processors share
+SEQUENCES = length(10_000, 2_000)
 
 sizes = st.integers(1, 7)
 budgets = st.sampled_from([(1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (3, 1)])
@@ -236,8 +238,8 @@ def test_every_step_of_100_random_sequences_keeps_budgets_pairs_and_progress():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_step_of_10000_random_sequences_keeps_budgets_pairs_and_progress(part):
-    run(10_000 // PARTS, 1 + part)
+def test_every_step_of_thousands_of_random_sequences_keeps_budgets_pairs_and_progress(part):
+    run(SEQUENCES // PARTS, 1 + part)
 
 
 EDIT = ("edit_the_spec", {"is_broken": False, "has_broken_gateways": False})

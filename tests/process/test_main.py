@@ -162,14 +162,14 @@ def test_a_model_seen_from_a_folder_that_is_gone_is_refused_too(tmp_path, monkey
 
 def test_a_model_that_may_not_be_looked_at_says_so(tmp_path, monkeypatch, capsys):
     path = tmp_path / "config.yaml"
-    path.write_text("model: {path: /root/model}\n")
+    path.write_text("model: {path: /sealed/model}\n")
 
     def refuse(_self):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "is_dir", refuse)
     assert main(["prefill", "--config", str(path)]) == EXIT_BAD_CONFIG
-    assert "model.path is '/root/model': Permission denied" in capsys.readouterr().err
+    assert "model.path is '/sealed/model': Permission denied" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])

@@ -111,12 +111,13 @@ pythonpath = {SUPPORT}
 markers =
     slow
     gpu
+    long
     fast_cases
 """
 
 
 @pytest.mark.slow
-def test_the_others_are_slow_tests(tmp_path: Path) -> None:
+def test_the_others_are_slow_tests_and_those_that_add_no_value_are_long(tmp_path: Path) -> None:
     for name in ("test_it.py", "test_other.py"):
         (tmp_path / name).write_text(TESTS)
     (tmp_path / "conftest.py").write_text(CONFTEST)
@@ -138,3 +139,6 @@ def test_the_others_are_slow_tests(tmp_path: Path) -> None:
     for name in ("it", "other"):
         assert not fast[name] & slow[name]
         assert len(fast[name] | slow[name]) == 9 + 5 + 2 + 2 + 1
+    # Of a matrix the cases that add no value; of five seeds each is one.
+    rest = {"matrix[x-2]", "matrix[y-1]", "matrix[z-2]"}
+    assert collected("long") == {"it": rest, "other": rest}

@@ -30,9 +30,11 @@ LDG.E.128 R0
 """All that the script looks for in any source."""
 COMPILER = """\
 #!/usr/bin/env bash
+[[ "$1" != --version ]] || exec cat "$(dirname "$0")/version"
 while [[ "$1" != -o ]]; do shift; done
 echo code >"$2"
 cat "$(dirname "$0")/says"
+[[ ! -e "$(dirname "$0")/fails" ]]
 """
 """It says the same of every source, and compiles each to one code."""
 CMAKE = """\
@@ -41,17 +43,23 @@ here="$(dirname "$0")"
 for word; do
   case "$word" in
     -DCMAKE_CUDA_COMPILER_LAUNCHER=*) echo "${word#*=}" >"$here/launcher" ;;
-    *.cu.o) mkdir -p "$2/${word%/*}" && "$(<"$here/launcher")" "$here/nvcc" -o "$2/$word" ;;
+    *.cu.o)
+      [[ -e "$2/$word" ]] && continue
+      mkdir -p "$2/${word%/*}" && "$(<"$here/launcher")" "$here/nvcc" -o "$2/$word" || exit 1
+      ;;
   esac
 done
 """
-"""It compiles the objects that it is asked for, as it was told to."""
+"""It compiles the objects that it is asked for and that are not there, as it was told to."""
 
 
-def built(folder: Path, says: str = CLEAN, code: str = CODE) -> subprocess.CompletedProcess[str]:
+def built(
+    folder: Path, says: str = CLEAN, code: str = CODE, at: str = "tools", version: str = "13.0"
+) -> subprocess.CompletedProcess[str]:
     """Run the script with a compiler that says so, and leaves that code."""
-    tools = folder / "tools"
-    tools.mkdir()
+    tools = folder / at
+    tools.mkdir(exist_ok=True)
+    (tools / "version").write_text(version)
     (tools / "says").write_text(says)
     (tools / "code").write_text(code)
     (tools / "nvcc").write_text(COMPILER)
@@ -59,11 +67,16 @@ def built(folder: Path, says: str = CLEAN, code: str = CODE) -> subprocess.Compl
     (tools / "cuobjdump").write_text('#!/usr/bin/env bash\ncat "$(dirname "$0")/code"\n')
     for name in ("nvcc", "cmake", "cuobjdump"):
         (tools / name).chmod(0o755)
+    return run(tools)
+
+
+def run(tools: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script with the tools of a folder."""
     # CMake is looked for beside Python, which the script itself does not run here.
     environment = {
         "NVCC": str(tools / "nvcc"),
         "PYTHON": str(tools / "python"),
-        "BUILD_DIR": str(folder / "build"),
+        "BUILD_DIR": str(tools.parent / "build"),
     }
     script = ROOT / "ops" / "tools" / "build_cuda.sh"
     return subprocess.run(
@@ -112,10 +125,45 @@ def test_a_source_of_which_the_compiler_says_nothing_is_not_taken_for_a_good_one
     assert "has said nothing of it" in done.stderr
 
 
+SPILT = CLEAN.replace("0 bytes spill stores", "8 bytes spill stores")
+
+
 def test_spilt_registers_are_refused(tmp_path: Path) -> None:
-    done = built(tmp_path, CLEAN.replace("0 bytes spill stores", "8 bytes spill stores"))
+    done = built(tmp_path, SPILT)
     assert done.returncode == 1
     assert "spills registers" in done.stderr
+
+
+def test_what_is_not_compiled_again_is_refused_again(tmp_path: Path) -> None:
+    assert built(tmp_path, SPILT).returncode == 1
+    done = built(tmp_path, CLEAN)
+    assert done.returncode == 1
+    assert "spills registers" in done.stderr
+
+
+def test_a_compiler_that_fails_is_not_passed_over(tmp_path: Path) -> None:
+    """Whatever it has said and left before."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "fails").touch()
+    done = built(tmp_path)
+    assert done.returncode == 1
+    assert "compile for sm_90a" not in done.stdout
+
+
+@pytest.mark.parametrize("other", [{"at": "other"}, {"version": "13.1"}], ids=["path", "version"])
+def test_another_compiler_is_asked_of_all_sources(tmp_path: Path, other: dict[str, str]) -> None:
+    assert built(tmp_path).returncode == 0
+    done = built(tmp_path, SPILT, **other)
+    assert done.returncode == 1
+    assert "spills registers" in done.stderr
+
+
+def test_a_compiler_that_is_not_there_has_compiled_nothing(tmp_path: Path) -> None:
+    assert built(tmp_path).returncode == 0
+    (tmp_path / "tools" / "nvcc").unlink()
+    done = run(tmp_path / "tools")
+    assert done.returncode != 0
+    assert "compile for sm_90a" not in done.stdout
 
 
 @pytest.mark.fast_cases(1)

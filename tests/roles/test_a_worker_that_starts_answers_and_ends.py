@@ -172,7 +172,11 @@ def held_by_thread() -> dict[int, bool]:
     """Return of each thread of this process whether it holds SIGTERM."""
     held = {}
     for task in Path("/proc/self/task").iterdir():
-        lines = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+        try:
+            status = (task / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended since it was listed
+        lines = dict(line.split(":", 1) for line in status.splitlines())
         held[int(task.name)] = bool(int(lines["SigBlk"], 16) & 1 << (signal.SIGTERM - 1))
     return held
 

@@ -182,7 +182,7 @@ def test_the_length_that_a_refusal_names_fits_and_no_block_more() -> None:
         (
             {"kv_blocks": 5000, "total": 800 * KIB},
             r"one request of engine\.max_model_len 96 needs 6, less than 3 fit: lower "
-            r"engine\.max_model_len below 48 and set engine\.kv_blocks to 0, or choose engine\.",
+            r"engine\.max_model_len to 32 at most and set engine\.kv_blocks to 0, or choose engine",
         ),
         (
             {"kv_blocks": 6, "total": 760 * KIB},
@@ -199,12 +199,13 @@ def test_what_cannot_fit_is_refused_before_weights_are_copied(
     assert device.memory().peak == 0
 
 
+@pytest.mark.parametrize("spare", [0, 7], ids=["whole", "last block in part"])
 @pytest.mark.parametrize("block_size", [8, 64])
 @pytest.mark.parametrize("most", range(9))
 def test_what_a_refused_pool_is_lowered_to_is_not_refused_for_the_longest_request(
-    most: int, block_size: int
+    most: int, block_size: int, spare: int
 ) -> None:
-    longest, block_bytes, weights = 6 * block_size, 12 * KIB, 736 * KIB
+    longest, block_bytes, weights = 6 * block_size - spare, 12 * KIB, 736 * KIB
     free = weights + (most + RESERVED_BLOCKS) * block_bytes
     known = budget(
         total=free, weights=weights, working=None, others=0, block_bytes=block_bytes,
@@ -213,11 +214,12 @@ def test_what_a_refused_pool_is_lowered_to_is_not_refused_for_the_longest_reques
     with pytest.raises(DeviceError) as refused:
         sizing.check_memory(known, free, 5000)
     blocks = re.search(r"lower engine\.kv_blocks to less than (\d+)", str(refused.value))
-    tokens = re.search(r"lower engine\.max_model_len below (\d+)", str(refused.value))
+    tokens = re.search(r"lower engine\.max_model_len to (\d+) at most", str(refused.value))
     assert (blocks is not None) == (most > 6)
     assert blocks is None or (int(blocks[1]) - 1) * block_size >= longest
-    assert tokens is None or 2 <= int(tokens[1]) - 1 < most * block_size
-    assert blocks or tokens or "none fits" in str(refused.value)
+    assert tokens is None or 2 <= int(tokens[1]) < longest
+    assert tokens is None or -(-int(tokens[1]) // block_size) < most
+    assert blocks or tokens or (most < 2 and "none fits" in str(refused.value))
 
 
 @pytest.mark.parametrize(

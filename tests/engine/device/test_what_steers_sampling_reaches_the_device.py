@@ -17,7 +17,15 @@ from baton_worker.sampling import SamplingParams
 
 LIMITS = RequestLimits(24, 64, 4, 8, frozenset({1}))
 SHAPE = StepShape(1, 2, (), 0, 4, Choice.PROCESSED, -1, 0, -1, 16)
-BEFORE: dict[str, Any] = {"temperature": 0.9, "min_tokens": 3}
+BEFORE: dict[str, Any] = {
+    "temperature": 0.9,
+    "min_tokens": 3,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "repetition_penalty": 1.1,
+    "logit_bias": ((3, 1.0),),
+}
+"""Of what comes with a place of its own (counts, a list), another value alone shall be seen."""
 OTHERWISE: dict[str, Any] = {
     "temperature": 0.3,
     "top_p": 0.5,

@@ -1,8 +1,9 @@
-"""Which of a test's combinations are fast tests: a few of those that have each value once.
+"""Which of a test's combinations are fast tests, and which are slow: those that have each value.
 
 Where one case is an engine that serves or a kernel of hundreds of fibers, all combinations of a
-test's parameters take minutes. The others are slow tests: they run in `make slow`. How long one
-takes is not asked, so that each machine runs the same tests.
+test's parameters take minutes. A few of those that have each value once are fast tests, the others
+of those slow ones, which `make slow` and `make test` run; the rest are long ones, for `make slow
+LONG=1`. How long one takes is not asked, so that each machine runs the same tests.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def in_turn(places: Sequence[int], name: str) -> int:
 
 
 def leave_to_slow(items: Iterable[pytest.Item], most: int | None = None) -> None:
-    """Mark as slow all cases of a test but so many, or as many as its mark `fast_cases` says.
+    """Mark as slow all cases of a test but so many, or as many as its mark `fast_cases` says; as
+    long as well those of values that others have.
 
     `most` is for tests that have no such mark; without it all their cases stay as they are.
 
@@ -71,3 +73,5 @@ def leave_to_slow(items: Iterable[pytest.Item], most: int | None = None) -> None
         for place, case in enumerate(cases):
             if place not in fast:
                 case.add_marker(pytest.mark.slow)
+            if place not in taken:
+                case.add_marker(pytest.mark.long)

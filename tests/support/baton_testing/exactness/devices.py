@@ -42,7 +42,9 @@ SMOKE = Sizes(
     scored_chunks=(16, 500),
 )
 BRIEF = replace(SMOKE, asks=11, tokens=6, longest=40, scored=(2, 8))
-"""For models whose drafts are seldom right: each token costs a step."""
+"""For models whose drafts are seldom right: each token costs a step. And for four ranks, of which
+each step is four threads' on two processors.
+"""
 TINY = Sizes(
     asks=77,
     tokens=32,
@@ -106,7 +108,7 @@ class Known(NamedTuple):
 KNOWN = {
     "numpy-tiny": Known("numpy", "tiny", "float32", SMOKE),
     "numpy-tiny-2-ranks": Known("numpy", "tiny", "float32", SMOKE, ranks=2),
-    "numpy-tiny-4-ranks": Known("numpy", "tiny", "float32", SMOKE, ranks=4),
+    "numpy-tiny-4-ranks": Known("numpy", "tiny", "float32", BRIEF, ranks=4),
     "numpy-tiny-bfloat16": Known("numpy", "tiny", "bfloat16", SMOKE),
     "numpy-small-mimo": Known("numpy", "small-mimo", "float32", SMOKE),
     "numpy-small-mimo-2-drafts": Known("numpy", "small-mimo-2", "float32", BRIEF),

@@ -143,9 +143,10 @@ def preempted(subject: Subject, wanted: Sequence[Said]) -> list[str]:
     """Requests lose their KV half way and are computed again.
 
     Long prompts, if what little they grow by takes more than is free; short ones with much output
-    for certain.
+    for certain, of which a few are more than fit.
     """
-    short = subject.tried(longest=6 * BLOCK_SIZE, tokens=4 * BLOCK_SIZE)
+    few = min(subject.sizes.asks, 8)
+    short = subject.tried(asks=few, longest=6 * BLOCK_SIZE, tokens=4 * BLOCK_SIZE)
     found: list[str] = []
     preemptions: list[int] = []
     for some, alone_said in ((subject, wanted), (short, alone(short))):

@@ -21,7 +21,7 @@ from baton_worker.engine.api import RankDiedError
 
 log = logging.getLogger(__name__)
 
-_NOTICE_SECONDS = 2.0
+_NOTICE_SECONDS = 20.0  # a process closes its pipe first, and ends a while later on a busy host
 _END_SECONDS = 5.0
 _SEND_SECONDS = 30
 _HALF_SECONDS = 30
@@ -127,6 +127,7 @@ class Members:
     def close(self) -> None:
         """End the ranks; nothing may be in flight. Idempotent."""
         self._closing = True
+        self._noticed.set()  # nobody waits for a death that no longer counts
         for _, pipe in self._members:
             pipe.close()
         for process, _ in self._members:

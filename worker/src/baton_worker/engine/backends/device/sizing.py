@@ -74,7 +74,7 @@ def _for_less_kv(budget: Budget, most: int) -> str:
     to be less than that: below what the longest request takes, fewer blocks alone would be refused
     too.
     """
-    n_tokens = most * budget.block_size
+    n_tokens = (most - 1) * budget.block_size
     if most > budget.longest_blocks:
         return f"lower engine.kv_blocks to less than {most}, or set it to 0 for what fits"
     longest = (
@@ -83,8 +83,8 @@ def _for_less_kv(budget: Budget, most: int) -> str:
     if n_tokens < _SHORTEST:
         return f"{longest}, none fits: {FOR_LESS_WEIGHTS}"
     return (
-        f"{longest}, less than {most} fit: lower engine.max_model_len below {n_tokens} and set "
-        f"engine.kv_blocks to 0, or {FOR_LESS_WEIGHTS}"
+        f"{longest}, less than {most} fit: lower engine.max_model_len to {n_tokens} at most and "
+        f"set engine.kv_blocks to 0, or {FOR_LESS_WEIGHTS}"
     )
 
 

@@ -1,6 +1,6 @@
-"""After 10,000 requests that finish, abort, fail, are preempted or handed over, all is empty (R20).
+"""After thousands of requests that finish, abort, fail, are preempted or handed over, all is empty.
 
-A small random model: what is counted here is bookkeeping, not arithmetic.
+R20. A small random model: what is counted here is bookkeeping, not arithmetic.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baton_testing.lengths import length
 from baton_worker.identity import RequestKey
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.sampling import LogprobParams
 
-N_REQUESTS = 10_000
+N_REQUESTS = length(10_000, 2_000)
+AT_LEAST = N_REQUESTS // 200  # of each way to end, of which some are drawn for one in twenty
 _NEVER = (Finish.NONE, Finish.PREEMPTED)
 
 
@@ -90,7 +92,7 @@ def _objects() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_ten_thousand_mixed_requests_leave_no_entry_and_no_object(
+def test_thousands_of_mixed_requests_leave_no_entry_and_no_object(
     make_bench: Any, make_model: Any, make_prompts: Any
 ) -> None:
     model = make_model(n_layers=1)
@@ -99,13 +101,13 @@ def test_ten_thousand_mixed_requests_leave_no_entry_and_no_object(
     prefill = make_bench(model, n_draft=2, prefill_tokens=64, **options)
     decode = make_bench(model, n_draft=2, reader=prefill.reader, **options)
     load = Load(prefill, decode, make_prompts(200, seed=12, longest=30, vocab_size=64))
-    load.run(range(1000))
-    after_1000 = _objects()
-    load.run(range(1000, N_REQUESTS))
+    load.run(range(500))
+    after_500 = _objects()
+    load.run(range(500, N_REQUESTS))
     assert sum(load.ended.values()) == N_REQUESTS
-    assert min(load.ended[finish] for finish in Finish if finish not in _NEVER) > 50
-    assert load.preempted > 50
+    assert min(load.ended[finish] for finish in Finish if finish not in _NEVER) > AT_LEAST
+    assert load.preempted > AT_LEAST
     for bench in (prefill, decode):
         bench.check_nothing_is_left()
         assert not bench.reader.streams
-    assert _objects() - after_1000 < N_REQUESTS / 100, "something grows with the requests served"
+    assert _objects() - after_500 < N_REQUESTS / 100, "something grows with the requests served"

@@ -1,0 +1,71 @@
+"""`tools/beside.py`: nothing that either side says or fails at is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton_testing.processes import wait_until
+
+PROGRAM = Path(__file__).resolve().parents[2] / "tools" / "beside.py"
+MAKEFILE = """\
+good: ; @echo good was made
+bad: ; @echo bad was begun; exit 3
+meets: ; @touch met; while [ ! -e seen ]; do sleep 0.01; done
+sees: ; @while [ ! -e met ]; do sleep 0.01; done; touch seen
+waits: ; @echo $$$$ > $@.pid; while true; do sleep 1; done
+waits-too: ; @echo $$$$ > $@.pid; while true; do sleep 1; done
+"""
+
+
+def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    (folder / "Makefile").write_text(MAKEFILE)
+    return subprocess.Popen(
+        [sys.executable, PROGRAM, *arguments],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("beside", "target", "is_good"),
+    [("good", "good", True), ("bad", "good", False), ("good", "bad", False), ("bad", "bad", False)],
+)
+def test_both_sides_are_shown_and_either_failure_is_one(tmp_path, beside, target, is_good):
+    program = begin(tmp_path, "--beside", beside, "--", target)
+    said, _ = program.communicate()
+    assert (program.returncode == 0) == is_good
+    assert said.count("good was made") == (beside, target).count("good")
+    assert said.count("bad was begun") == (beside, target).count("bad")
+
+
+def test_both_sides_are_made_at_once(tmp_path):
+    program = begin(tmp_path, "--beside", "meets", "--", "sees")
+    program.communicate()
+    assert program.returncode == 0
+
+
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_ended_ends_both_sides(tmp_path, asked):
+    program = begin(tmp_path, "--beside", "waits", "--", "waits-too")
+    places = [tmp_path / "waits.pid", tmp_path / "waits-too.pid"]
+    wait_until(
+        "both sides have begun",
+        lambda: [place.exists() and place.read_text().endswith("\n") for place in places],
+        all,
+    )
+    program.send_signal(asked)
+    said, _ = program.communicate()
+    assert program.returncode != 0
+    assert "[beside] waits: failed" in said
+    for place in places:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(place.read_text()), 0)
