@@ -2,9 +2,9 @@
 
     tools/beside.py --beside slow -- integration node-or-say
 
-What is made beside takes processors that the others leave idle: those wait for pods half of the
-time. Its output is shown whole when it ends, or when they do. Where one side fails the other is
-made to its end, so that a run tells all that it finds.
+What is made beside takes processors that the others leave idle, who wait for pods (measured: a
+quarter to two fifths of two processors' time). Its output is shown whole when it ends, or when they
+do. Where one side fails the other is made to its end, so that a run tells all that it finds.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def ended(_signal: int, _frame: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, ended)
+    # SIGINT too: who begins this in the background may ignore it, and all that it begins would.
+    for asked in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(asked, ended)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

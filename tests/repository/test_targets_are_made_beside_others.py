@@ -54,8 +54,14 @@ def test_both_sides_are_made_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
-def test_who_is_ended_ends_both_sides(tmp_path, asked):
-    program = begin(tmp_path, "--beside", "waits", "--", "waits-too")
+@pytest.mark.parametrize("inherited", [signal.default_int_handler, signal.SIG_IGN])
+def test_who_is_ended_ends_both_sides(tmp_path, asked, inherited):
+    """Begun in the background, SIGINT is ignored by all that is begun."""
+    before = signal.signal(signal.SIGINT, inherited)
+    try:
+        program = begin(tmp_path, "--beside", "waits", "--", "waits-too")
+    finally:
+        signal.signal(signal.SIGINT, before)
     places = [tmp_path / "waits.pid", tmp_path / "waits-too.pid"]
     wait_until(
         "both sides have begun",
