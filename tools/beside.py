@@ -2,9 +2,9 @@
 
     tools/beside.py --beside slow -- integration node-or-say
 
-What is made beside takes processors that the others leave idle: those wait for pods half of the
-time. Its output is shown whole when it ends, or when they do. Where one side fails the other is
-made to its end, so that a run tells all that it finds.
+What is made beside takes processors that the others leave idle, who wait for pods (measured: a
+quarter to two fifths of two processors' time). Its output is shown whole when it ends, or when they
+do. Where one side fails the other is made to its end, so that a run tells all that it finds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ NICENESS = 5
 END_SECONDS = 60
 """For which a side that is interrupted may end what its tests began."""
 LOOK_SECONDS = 1.0
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def make(
@@ -40,16 +41,17 @@ def make(
     )
 
 
-def interrupt(side: subprocess.Popen[bytes]) -> None:
-    """Have a side end what it began, as Ctrl-C would."""
-    if side.poll() is not None:
-        return
-    os.killpg(side.pid, signal.SIGINT)
-    try:
-        side.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(side.pid, signal.SIGKILL)
-        side.wait()
+def interrupt(sides: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Have the sides end what they began, as Ctrl-C would."""
+    alive = [side for side in sides if side.poll() is None]
+    for side in alive:
+        os.killpg(side.pid, signal.SIGINT)
+    for side in alive:
+        try:
+            side.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(side.pid, signal.SIGKILL)
+            side.wait()
 
 
 def show(log: IO[bytes], targets: Sequence[str], status: int) -> None:
@@ -64,23 +66,23 @@ def show(log: IO[bytes], targets: Sequence[str], status: int) -> None:
 def both(beside: Sequence[str], targets: Sequence[str]) -> int:
     """Make both sides; return 0, or the status of one that failed."""
     print(f"[beside] {' '.join(beside)}, beside {' '.join(targets)}: shown when made", flush=True)
+    sides: list[subprocess.Popen[bytes]] = []
+    is_shown = False
     with tempfile.TemporaryFile() as log:
-        sides = [make(beside, log, NICENESS)]
         try:
-            sides.append(make(targets))
-            first, second = sides
-            while first.poll() is None and second.poll() is None:
+            sides += [make(beside, log, NICENESS)]
+            sides += [make(targets)]
+            while all(side.poll() is None for side in sides):
                 time.sleep(LOOK_SECONDS)
-            show(log, beside, first.wait())
-            return second.wait() or first.returncode
-        except KeyboardInterrupt:
-            if sides[0].poll() is None:
-                interrupt(sides[0])
-                show(log, beside, sides[0].returncode)
-            raise
+            show(log, beside, sides[0].wait())
+            is_shown = True
+            return sides[1].wait() or sides[0].returncode
         finally:
-            for side in sides:
-                interrupt(side)
+            for asked in ENDING:
+                signal.signal(asked, signal.SIG_IGN)  # asked again, it would leave a side behind
+            interrupt(sides)
+            if sides and not is_shown:
+                show(log, beside, sides[0].returncode)
 
 
 def main() -> int:
@@ -98,7 +100,9 @@ def ended(_signal: int, _frame: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, ended)
+    # SIGINT too: who begins this in the background may ignore it, and all that it begins would.
+    for asked in ENDING:
+        signal.signal(asked, ended)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -78,6 +78,13 @@ def test_matrix(a, b):
     pass
 
 
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize("a", [1, 2, 3])
+@pytest.mark.parametrize("b", "xyz")
+def test_square(a, b):
+    pass
+
+
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_seeds(seed):
@@ -132,13 +139,13 @@ def test_the_others_are_slow_tests_and_those_that_add_no_value_are_long(tmp_path
         return {name: {test for file, test in found if file == name} for name in ("it", "other")}
 
     fast, slow = collected("not slow"), collected("slow")
-    several = {"matrix[x-1]", "matrix[y-2]", "matrix[z-1]", "seeds[0]", "seeds[2]"}
+    several = {"matrix[x-1]", "matrix[y-2]", "matrix[z-1]", "seeds[0]", "seeds[2]", "square[x-1]"}
     assert fast["it"] == several | {"of_one[v]", "of_two[w]", "plain"}
     # Where nothing is said for all, the mark alone says so.
     assert fast["other"] == several | {"of_one[v]", "of_one[w]", "of_two[v]", "of_two[w]", "plain"}
     for name in ("it", "other"):
         assert not fast[name] & slow[name]
-        assert len(fast[name] | slow[name]) == 9 + 5 + 2 + 2 + 1
-    # Of a matrix the cases that add no value; of five seeds each is one.
-    rest = {"matrix[x-2]", "matrix[y-1]", "matrix[z-2]"}
+        assert len(fast[name] | slow[name]) == 9 + 9 + 5 + 2 + 2 + 1
+    # Of two by three, others than of three by three, those from behind are all that are left.
+    rest = {f"square[{b}-{a}]" for b, a in ("x2", "x3", "y1", "y3", "z1", "z2")}
     assert collected("long") == {"it": rest, "other": rest}

@@ -16,6 +16,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "tools" / "beside.py"
 MAKEFILE = """\
 good: ; @echo good was made
 bad: ; @echo bad was begun; exit 3
+seen-bad: ; @echo bad was begun; touch seen; exit 3
 meets: ; @touch met; while [ ! -e seen ]; do sleep 0.01; done
 sees: ; @while [ ! -e met ]; do sleep 0.01; done; touch seen
 waits: ; @echo $$$$ > $@.pid; while true; do sleep 1; done
@@ -53,19 +54,35 @@ def test_both_sides_are_made_at_once(tmp_path):
     assert program.returncode == 0
 
 
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
-def test_who_is_ended_ends_both_sides(tmp_path, asked):
-    program = begin(tmp_path, "--beside", "waits", "--", "waits-too")
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("inherited", [signal.default_int_handler, signal.SIG_IGN])
+def test_who_is_ended_ends_both_sides(tmp_path, asked, inherited):
+    """Begun in the background, SIGINT is ignored by all that is begun."""
+    before = signal.signal(signal.SIGINT, inherited)
+    try:
+        program = begin(tmp_path, "--beside", "waits", "--", "waits-too")
+    finally:
+        signal.signal(signal.SIGINT, before)
     places = [tmp_path / "waits.pid", tmp_path / "waits-too.pid"]
     wait_until(
         "both sides have begun",
         lambda: [place.exists() and place.read_text().endswith("\n") for place in places],
         all,
     )
-    program.send_signal(asked)
+    for _ in range(3):  # who is asked again leaves none behind either
+        program.send_signal(asked)
     said, _ = program.communicate()
     assert program.returncode != 0
     assert "[beside] waits: failed" in said
     for place in places:
         with pytest.raises(ProcessLookupError):
             os.kill(int(place.read_text()), 0)
+
+
+def test_what_a_side_said_that_has_just_failed_is_shown_when_the_other_is_interrupted(tmp_path):
+    program = begin(tmp_path, "--beside", "seen-bad", "--", "waits")
+    wait_until("it has failed", lambda: (tmp_path / "seen").exists(), bool)
+    program.send_signal(signal.SIGTERM)
+    said, _ = program.communicate()
+    assert program.returncode != 0
+    assert said.count("bad was begun") == 1

@@ -2,8 +2,9 @@
 
 Where one case is an engine that serves or a kernel of hundreds of fibers, all combinations of a
 test's parameters take minutes. A few of those that have each value once are fast tests, the others
-of those slow ones, which `make slow` and `make test` run; the rest are long ones, for `make slow
-LONG=1`. How long one takes is not asked, so that each machine runs the same tests.
+of those, and as many again from behind, slow ones, which `make slow` and `make test` run; the rest
+are long ones, for `make slow LONG=1`. How long one takes is not asked, so that each machine runs
+the same tests.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def leave_to_slow(items: Iterable[pytest.Item], most: int | None = None) -> None
             tests[item.nodeid.partition("[")[0]].append(item)
     for test, cases in tests.items():
         # Values have no other name that is one's own among those of its parameters.
-        taken = sorted(covering([case.callspec._idlist for case in cases]))
+        values = [case.callspec._idlist for case in cases]
+        taken = sorted(covering(values))
+        # What has most values is beside the first of all others, and from behind beside the last.
+        from_behind = {len(cases) - 1 - place for place in covering(values[::-1])}
         mark = cases[0].get_closest_marker("fast_cases")
         if mark is None and most == 1:
             fast = [in_turn(taken, test.rpartition("::")[2])]
@@ -73,5 +77,5 @@ def leave_to_slow(items: Iterable[pytest.Item], most: int | None = None) -> None
         for place, case in enumerate(cases):
             if place not in fast:
                 case.add_marker(pytest.mark.slow)
-            if place not in taken:
+            if place not in taken and place not in from_behind:
                 case.add_marker(pytest.mark.long)

@@ -1,5 +1,5 @@
 """How long the longest searches go: their whole length in `make slow LONG=1`, a part of it in
-`make test`, which is to end within the hour on two processors.
+`make test`, which is to end in about an hour on two processors.
 """
 
 import os

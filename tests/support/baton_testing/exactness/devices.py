@@ -148,18 +148,25 @@ CONTROLLED = (
     "gpu-qwen3-8b-12",
 )
 """On which kernels that are not exact are found."""
+LIKE_OTHERS = frozenset(
+    {"numpy-tiny-2-ranks", "numpy-small-mimo", "numpy-small-qwen2", "numpy-small-glm4_moe"}
+)
+"""Of whose kind another is: more ranks, more drafts, or the family in FP8. So they are long."""
 
 
 def parameters(names: Sequence[str]) -> list[Any]:
     """Return the names as parameters of a test, those that need a GPU or time marked so."""
-    return [pytest.param(name, id=name, marks=_marks(KNOWN[name])) for name in names]
+    return [pytest.param(name, id=name, marks=_marks(name)) for name in names]
 
 
-def _marks(known: Known) -> list[Any]:
+def _marks(name: str) -> list[Any]:
+    known = KNOWN[name]
     if known.device == "gpu":
         return [pytest.mark.gpu]
     is_fast = known.model == "tiny" and known.ranks == 1
-    return [] if is_fast else [pytest.mark.slow]
+    if is_fast:
+        return []
+    return [pytest.mark.slow, pytest.mark.long] if name in LIKE_OTHERS else [pytest.mark.slow]
 
 
 def of_model(model: str) -> list[Any]:

@@ -145,7 +145,7 @@ def preempted(subject: Subject, wanted: Sequence[Said]) -> list[str]:
     Long prompts, if what little they grow by takes more than is free; short ones with much output
     for certain, of which a few are more than fit.
     """
-    few = min(subject.sizes.asks, 8)
+    few = max(subject.sizes.asks // 3, 8)
     short = subject.tried(asks=few, longest=6 * BLOCK_SIZE, tokens=4 * BLOCK_SIZE)
     found: list[str] = []
     preemptions: list[int] = []
