@@ -5,7 +5,7 @@
 An 8B model's four products, and the experts of a 30B mixture. Times are medians of CUDA graphs'
 replays; weights rotate over more than the second-level cache holds. Of each: microseconds, what it
 reads of weights and scales a second, and the times of quantising its rows; with --ways instead the
-times of one product by every kernel and tile there is, or with --of-one those of a single row's
+times of each product by every kernel and tile there is, or with --of-one those of a single row's
 products of GLM-4.5-Air, quantising included: in two launches, and in one. Scales are of blocks, as
 a checkpoint by blocks is loaded. Equal bits are for the tests (tests/ops/cuda). Needs PyTorch with
 a Hopper GPU and the library with CUDA kernels.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from baton_ops._library import library
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24_576, 4096), "down": (4096, 12_288)}
 """Of Qwen3-8B: outputs and inputs."""
 ROWS = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
-TOKENS = (1, 8, 64, 256, 2048)
+TOKENS = (1, 8, 64, 256, 512, 1024, 2048)
 EXPERTS, CHOSEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 """Of Qwen3-30B-A3B."""
 TILES = ("64x16", "64x32", "64x64", "64x128", "128x16", "128x32", "128x64", "128x128")
@@ -109,11 +110,16 @@ def by_ways(name: str, rows: int) -> dict[str, Any]:
     fp8 = [weight_of(outputs, inputs) for _ in range(count)]
     x, out = quantised(empty(rows, inputs).normal_()), empty(rows, outputs // (1 + is_gated))
     run = library().cuda_scaled_gate_up_silu_by if is_gated else library().cuda_scaled_matmul_by
-    took = [
-        us(lambda i, way=way: run(way, *x, *fp8[i % count], out), rows) for way in range(len(WAYS))
-    ]
-    print(f"| {name} | {rows} | " + " | ".join(f"{each:.1f}" for each in took) + " |", flush=True)
-    return {"name": name, "rows": rows, "us": dict(zip(WAYS, took, strict=True))}
+    return of_ways(name, rows, lambda i, way: run(way, *x, *fp8[i % count], out), rows)
+
+
+def of_ways(
+    name: str, tokens: int, launch: Callable[[int, int], object], rows: int
+) -> dict[str, Any]:
+    """Time what takes the number of a call and of a way."""
+    took = [us(lambda i, way=way: launch(i, way), rows) for way in range(len(WAYS))]
+    print(f"| {name} | {tokens} | " + " | ".join(f"{each:.1f}" for each in took) + " |", flush=True)
+    return {"name": name, "rows": tokens, "us": dict(zip(WAYS, took, strict=True))}
 
 
 def told(
@@ -130,35 +136,55 @@ def told(
     return dict(zip(names, (name, rows, took, bf16, quantising, read, speed), strict=True))
 
 
+class Mixture:
+    """Both products of a mixture whose so many tokens choose at random: what they take."""
+
+    def __init__(self, tokens: int) -> None:
+        self.pairs = tokens * CHOSEN
+        choice = torch.rand(tokens, EXPERTS, device="cuda").topk(CHOSEN).indices.flatten().sort()
+        counts = torch.bincount(choice.values, minlength=EXPERTS)
+        self.used = int((counts > 0).sum())
+        self.row = (choice.indices // CHOSEN).int()
+        self.starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+        self.x, self.gated = empty(tokens, HIDDEN).normal_(), empty(self.pairs, WIDTH).normal_()
+        self.made = empty(self.pairs, HIDDEN)
+        self.up = empty(EXPERTS * 2 * WIDTH, HIDDEN).normal_(0, 0.02)
+        self.down = empty(EXPERTS * HIDDEN, WIDTH).normal_(0, 0.02)
+        self.small, self.middle = quantised(self.x), quantised(self.gated)
+        self.up8, self.down8 = (weight_of(*each.shape) for each in (self.up, self.down))
+        self.of_up = *self.small, self.row, self.starts, *self.up8, self.gated
+        self.of_down = *self.middle, self.starts, *self.down8, self.made
+
+
 def mixed(tokens: int) -> list[dict[str, Any]]:
-    """Time both products of a mixture whose tokens choose at random, in both types."""
-    pairs = tokens * CHOSEN
-    choice = torch.rand(tokens, EXPERTS, device="cuda").topk(CHOSEN).indices.flatten().sort()
-    row = (choice.indices // CHOSEN).int()
-    counts = torch.bincount(choice.values, minlength=EXPERTS)
-    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
-    x, spread = empty(tokens, HIDDEN).normal_(), empty(pairs, HIDDEN).normal_()
-    gated, made = empty(pairs, WIDTH).normal_(), empty(pairs, HIDDEN)
-    up = empty(EXPERTS * 2 * WIDTH, HIDDEN).normal_(0, 0.02)
-    down = empty(EXPERTS * HIDDEN, WIDTH).normal_(0, 0.02)
-    small, middle = quantised(x), quantised(gated)
-    up8, down8 = (weight_of(*each.shape) for each in (up, down))
-    used = int((counts > 0).sum())
+    """Time both products of a mixture in both types."""
+    of = Mixture(tokens)
+    spread = empty(of.pairs, HIDDEN).normal_()
     times = (
+        us(lambda _: scaled.scaled_expert_gate_up_silu_into(*of.of_up), of.pairs),
         us(
-            lambda _: scaled.scaled_expert_gate_up_silu_into(*small, row, starts, *up8, gated),
-            pairs,
+            lambda _: experts.expert_gate_up_silu_into(spread, of.starts, of.up, of.gated), of.pairs
         ),
-        us(lambda _: experts.expert_gate_up_silu_into(spread, starts, up, gated), pairs),
-        us(lambda _: scaled.quantise_rows_into(x, *small), pairs),
-        us(lambda _: scaled.scaled_expert_matmul_into(*middle, starts, *down8, made), pairs),
-        us(lambda _: experts.expert_matmul_into(gated, starts, down, made), pairs),
-        us(lambda _: scaled.quantise_rows_into(gated, *middle), pairs),
+        us(lambda _: scaled.quantise_rows_into(of.x, *of.small), of.pairs),
+        us(lambda _: scaled.scaled_expert_matmul_into(*of.of_down), of.pairs),
+        us(lambda _: experts.expert_matmul_into(of.gated, of.starts, of.down, of.made), of.pairs),
+        us(lambda _: scaled.quantise_rows_into(of.gated, *of.middle), of.pairs),
     )
-    of_both = (("experts' gate_up", times[:3], up8, 2), ("experts' down", times[3:], down8, 1))
+    of_both = ("experts' gate_up", times[:3], of.up8, 2), ("experts' down", times[3:], of.down8, 1)
+    flop = 2 * of.pairs * HIDDEN * WIDTH
     return [
-        told(name, tokens, *of, bytes_of(weight) * used // EXPERTS, 2 * n * pairs * HIDDEN * WIDTH)
-        for name, of, weight, n in of_both
+        told(name, tokens, *of_it, bytes_of(weight) * of.used // EXPERTS, n * flop)
+        for name, of_it, weight, n in of_both
+    ]
+
+
+def mixed_by_ways(tokens: int) -> list[dict[str, Any]]:
+    """Time both products of a mixture by each way."""
+    of = Mixture(tokens)
+    up, down = library().cuda_scaled_expert_gate_up_silu_by, library().cuda_scaled_expert_matmul_by
+    return [
+        of_ways("experts' gate_up", tokens, lambda _, way: up(way, *of.of_up), of.pairs),
+        of_ways("experts' down", tokens, lambda _, way: down(way, *of.of_down), of.pairs),
     ]
 
 
@@ -211,6 +237,7 @@ def main() -> None:
     elif arguments.ways:
         print("| product | rows | " + " | ".join(WAYS) + " |")
         record = [by_ways(name, rows) for name in SHAPES for rows in ROWS]
+        record += [line for tokens in TOKENS for line in mixed_by_ways(tokens)]
     else:
         print("| product | rows | FP8, us | bf16, us | ratio | quantising, us | TB/s | TFLOP/s |")
         record = [dense(name, rows) for name in SHAPES for rows in ROWS]
