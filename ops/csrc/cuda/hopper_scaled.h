@@ -15,20 +15,15 @@ constexpr int64_t kMostScaledRows = int64_t{1} << 30;
 // have ranges of their own. kStraight's tiles are not turned. Those on Hopper have the same bits.
 enum class ScaledWay {
   kAnyGpu,
-  k64x16,
   k64x32,
   k64x64,
-  k64x128,
   k128x16,
   k128x32,
   k128x64,
-  k128x128,
   kStraight128x128,
   kRanges64x16,
-  kRanges64x32,
-  kRanges64x64,
 };
-constexpr int kScaledWays = static_cast<int>(ScaledWay::kRanges64x64) + 1;
+constexpr int kScaledWays = static_cast<int>(ScaledWay::kRanges64x16) + 1;
 
 Error ScaledOnAnyGpu(const ScaledMatmulInput& in, const Rows& out, ElementType out_type,
                      Stream stream);

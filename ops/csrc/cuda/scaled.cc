@@ -13,7 +13,7 @@ namespace baton_ops::cuda {
 namespace {
 
 // A way's tiles, what a range of one costs that a multiprocessor has, and what a launch does:
-// nanoseconds of an H100.
+// nanoseconds of an H200.
 struct Cost {
   ScaledWay way;
   int64_t weight_rows, x_rows;
@@ -21,14 +21,12 @@ struct Cost {
 };
 
 constexpr Cost kCosts[] = {
-    {ScaledWay::k64x16, 64, 16, 420},       {ScaledWay::k64x32, 64, 32, 445},
-    {ScaledWay::k64x64, 64, 64, 570},       {ScaledWay::k64x128, 64, 128, 750},
-    {ScaledWay::k128x16, 128, 16, 445},     {ScaledWay::k128x32, 128, 32, 510},
-    {ScaledWay::k128x64, 128, 64, 650},     {ScaledWay::k128x128, 128, 128, 1150},
-    {ScaledWay::kRanges64x16, 64, 16, 240}, {ScaledWay::kRanges64x32, 64, 32, 270},
-    {ScaledWay::kRanges64x64, 64, 64, 420},
+    {ScaledWay::k64x32, 64, 32, 205},       {ScaledWay::k64x64, 64, 64, 275},
+    {ScaledWay::k128x16, 128, 16, 205},     {ScaledWay::k128x32, 128, 32, 245},
+    {ScaledWay::k128x64, 128, 64, 295},     {ScaledWay::kStraight128x128, 128, 128, 405},
+    {ScaledWay::kRanges64x16, 64, 16, 195},
 };
-constexpr double kBytes = 3'050;  // that memory gives in a nanosecond
+constexpr double kBytes = 4'040;  // that memory gives in a nanosecond
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -51,12 +49,12 @@ ScaledWay DenseWayFor(const ScaledMatmulInput& in, int processors) {
   return std::min_element(std::begin(kCosts), std::end(kCosts), less)->way;
 }
 
-// By how many rows an expert has on average, of 128 experts on an H100.
+// By how many rows an expert has on average, of 128 experts on an H200.
 ScaledWay ExpertsWayFor(const ScaledMatmulInput& in) {
   const int64_t each = in.rows / in.experts;
-  if (each <= 8) return ScaledWay::k128x16;
-  if (each <= 24) return ScaledWay::k128x32;
-  return each <= 56 ? ScaledWay::k128x64 : ScaledWay::k128x128;
+  if (each <= 9) return ScaledWay::k128x16;
+  if (each <= 26) return ScaledWay::k128x32;
+  return each <= 52 ? ScaledWay::k128x64 : ScaledWay::kStraight128x128;
 }
 
 ScaledWay WayFor(const ScaledMatmulInput& in, int processors) {

@@ -73,30 +73,20 @@ Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& to, i
   switch (way) {
     case ScaledWay::kAnyGpu:
       break;
-    case ScaledWay::k64x16:
-      return Launch<TurnedTile, 1, 8>(in, out, processors, stream);
     case ScaledWay::k64x32:
       return Launch<TurnedTile, 1, 16>(in, out, processors, stream);
     case ScaledWay::k64x64:
       return Launch<TurnedTile, 1, 32>(in, out, processors, stream);
-    case ScaledWay::k64x128:
-      return Launch<TurnedTile, 1, 64>(in, out, processors, stream);
     case ScaledWay::k128x16:
       return Launch<TurnedTile, 2, 16>(in, out, processors, stream);
     case ScaledWay::k128x32:
       return Launch<TurnedTile, 2, 32>(in, out, processors, stream);
     case ScaledWay::k128x64:
       return Launch<TurnedTile, 2, 64>(in, out, processors, stream);
-    case ScaledWay::k128x128:
-      return Launch<TurnedTile, 2, 128>(in, out, processors, stream);
     case ScaledWay::kStraight128x128:
       return Launch<StraightTile, 2, 128>(in, out, processors, stream);
     case ScaledWay::kRanges64x16:
       return Launch<RangesTile, 4, 16>(in, out, processors, stream);
-    case ScaledWay::kRanges64x32:
-      return Launch<RangesTile, 4, 32>(in, out, processors, stream);
-    case ScaledWay::kRanges64x64:
-      return Launch<RangesTile, 3, 64>(in, out, processors, stream);
   }
   return "no way for these scaled rows";
 }

@@ -72,8 +72,7 @@ template <int kWeightGroupsOf, int kColumnsOf, bool kGatedOf>
 struct TurnedTile {
   static constexpr bool kHaveRanges = false, kIsTurned = true, kGated = kGatedOf;
   static constexpr int kGroups = 2, kColumns = kColumnsOf;
-  static constexpr int kFewRegisters = kColumns < 128 ? 72 : 56;
-  static constexpr int kManyRegisters = kColumns < 128 ? 216 : 224;
+  static constexpr int kFewRegisters = 72, kManyRegisters = 216;
   static constexpr int kWeightGroups = kWeightGroupsOf, kReaders = kGroups;
   static constexpr int kTileX = kColumns * kGroups / kWeightGroups,
                        kTileWeight = 64 * kWeightGroups;
@@ -98,8 +97,7 @@ template <int kGroupsOf, int kColumnsOf, bool kGatedOf>
 struct RangesTile {
   static constexpr bool kHaveRanges = true, kIsTurned = true, kGated = kGatedOf;
   static constexpr int kGroups = kGroupsOf, kColumns = kColumnsOf;
-  static constexpr int kFewRegisters = 56;
-  static constexpr int kManyRegisters = kGroups == 4 ? 104 : 152;
+  static constexpr int kFewRegisters = 56, kManyRegisters = 104;
   static constexpr int kWeightGroups = 1, kReaders = 1;
   static constexpr int kTileX = kColumns, kTileWeight = 64;
   static constexpr int kTotalBytes = kTurnedGroup * kColumns / 2 * int{sizeof(float)};

@@ -8,10 +8,10 @@
 // rows, whose columns are x's first range, x's second, and six of whatever lies there, which nobody
 // reads. Four warpgroups take stages in turn, of one tile after the other, each from a ring of its
 // own; the sums of all ranges of a tile lie in shared memory until one warp adds them up in order,
-// while the others go on with the next tile, and the one behind it once there is room. Of experts
-// each row of the output is a tile's. Where each of these has a row of x of its own, a block has
-// tiles that follow each other, of two rows at most. What all tokens share may be one row more,
-// whose weight is read before it is known who is chosen.
+// while the others go on with the next. Of experts each row of the output is a tile's. Where each
+// of these has a row of x of its own, a block has tiles that follow each other, of two rows at
+// most. What all tokens share may be one row more, whose weight is read before it is known who is
+// chosen.
 #ifndef BATON_OPS_SCALED_ROW_CUH_
 #define BATON_OPS_SCALED_ROW_CUH_
 
@@ -33,7 +33,6 @@ constexpr int kMostOwnRows = 8;         // of x, a token's
 constexpr int kMostRowColumns = 12288;  // of x
 constexpr int kMostRangesOfWarp = kMostRowColumns / kScaledRange / kRowWarps;
 constexpr int kRowBeyond = 128;  // bytes behind x that are read for nobody
-constexpr int kRowBuffers = 2;   // tiles that have sums in shared memory
 
 // What a range's products make of a row of the weight, and the scale of that.
 struct RowScaledSum {
@@ -50,8 +49,7 @@ struct RowScaledWay {
     const int x_bytes = rows * ((ranges + 1) / 2 * 2 * kScaledRange + ranges * int{sizeof(float)});
     const int scale_bytes = kRowGroups * kRowStages * kRowStageScales * int{sizeof(float)};
     return kRowGroups * kRowRingBytes + kRowBeyond + x_bytes + scale_bytes +
-           kRowBuffers *
-               (2 * int{sizeof(uint64_t)} + ranges * kRowTile * int{sizeof(RowScaledSum)});
+           ranges * 2 * kRowTile * int{sizeof(RowScaledSum)};
   }
 };
 
@@ -155,14 +153,12 @@ struct RowScaledTurn {
   }
 };
 
-// Shared memory: the rings, x's rows and their scales, sums of some tiles' ranges, of each barriers
-// for whether they are all made, and added up.
+// Shared memory: the rings, x's rows and their scales, sums of two tiles' ranges.
 //
 // Of x two ranges lie together, 16 bytes of the one and of the other in turns: so a product's first
 // two columns are 16 bytes apart, and what follows in depth is 32 bytes behind.
 struct RowScaledMemory {
   uint8_t *ring, *x;
-  uint64_t *made, *added;
   RowScaledSum* sums;
   float *scales, *of_weight;
   int of_row;  // bytes of a row of x
@@ -170,19 +166,10 @@ struct RowScaledMemory {
   __device__ RowScaledMemory(uint8_t* memory, int ranges, int rows, int group)
       : ring(memory + group * kRowRingBytes), x(memory + kRowGroups * kRowRingBytes) {
     of_row = (ranges + 1) / 2 * 2 * kScaledRange;
-    made = reinterpret_cast<uint64_t*>(x + rows * of_row + kRowBeyond);
-    added = made + kRowBuffers;
-    sums = reinterpret_cast<RowScaledSum*>(added + kRowBuffers);
-    of_weight = reinterpret_cast<float*>(sums + kRowBuffers * ranges * kRowTile);
+    sums = reinterpret_cast<RowScaledSum*>(x + rows * of_row + kRowBeyond);
+    of_weight = reinterpret_cast<float*>(sums + 2 * ranges * kRowTile);
     scales = of_weight + kRowGroups * kRowStages * kRowStageScales;
     of_weight += group * kRowStages * kRowStageScales;
-  }
-  // By one thread: all warps make a tile's sums, and one adds them up.
-  __device__ void Init() const {
-    for (int i = 0; i < kRowBuffers; ++i) {
-      InitBarrier(made + i, kRowWarps);
-      InitBarrier(added + i, 1);
-    }
   }
   // Where four columns of a range of x begin.
   __device__ __forceinline__ uint8_t* Place(int row, int range, int column) const {
@@ -270,34 +257,22 @@ class RowScaledMultiply {
     first_ = tiles_.rows.chunk > 0 ? tiles_.Nth(tiles_.begin) : 0;
     Quantise();
     const UniformDescriptor ring(memory_.ring);
-    int adder = 0;
-    RingStage<kRowBuffers> buffer;
+    int adder = 0, buffer = 0;
 #pragma unroll 1
     for (int tile = tiles_.begin; tile < tiles_.end; tile += tiles_.step) {
       const int row = tiles_.rows.chunk > 0 ? tiles_.Nth(tile) - first_ : 0;
-      Await(memory_.added + buffer.s, buffer.phase ^ 1);
 #pragma unroll 1
-      while (turn_.tile == tile) Multiply(ring, row, buffer.s);
-      Say(memory_.made + buffer.s);
-      if (warp_ == adder) {
-        Await(memory_.made + buffer.s, buffer.phase);
-        Store(tile, AddUp(buffer.s));
-        Say(memory_.added + buffer.s);
-      }
-      adder = (adder + kRowWarps / kRowGroups + 1) % kRowWarps;  // of the next warpgroup
-      buffer.Advance();
+      while (turn_.tile == tile) Multiply(ring, row, buffer);
+      __syncthreads();
+      if (warp_ == adder) Store(tile, AddUp(buffer));
+      adder = adder + 1 == kRowWarps ? 0 : adder + 1;
+      buffer ^= 1;
     }
   }
 
  private:
   __device__ __forceinline__ void MeetGroup() const {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group_), "n"(kRowGroup) : "memory");
-  }
-
-  // By a warp, of what its lanes have done.
-  __device__ __forceinline__ void Say(uint64_t* barrier) const {
-    __syncwarp();
-    if (lane_ == 0) Arrive(barrier);
   }
 
   // Each block makes all ranges of the rows that it needs.
@@ -320,7 +295,6 @@ class RowScaledMultiply {
     AwaitCopies<kRowStages - 2>();
     PublishShared();
     MeetGroup();
-    feed_.Copy();
     const int pair = turn_.k, range = pair * 2 + part_;
     const PlainDescriptor x(memory_.x + row * memory_.of_row + pair * (2 * kScaledRange), 32);
     const UniformDescriptor weight = ring.Stage(stage_ * kRowStageBytes);
@@ -332,6 +306,7 @@ class RowScaledMultiply {
       WgmmaOfE4m3<8>::Multiply(sums, weight.Behind(step * 32), x.Behind(step * 64), step != 0);
     }
     CommitProducts();
+    feed_.Copy();
     const float* of_weight =
         memory_.of_weight + stage_ * kRowStageScales + part_ * kRowTile + tile_row_;
     const float first = of_weight[0], second = of_weight[8];
@@ -408,7 +383,6 @@ __global__ void __launch_bounds__(kRowThreads, 1)
   if (!has_experts) tiles.SetRows(0, in.rows);
   if (has_experts && !waits_first) FindExperts(tiles, expert_of);
   const RowScaledMemory memory(shared, in.groups, rows.chunk > 0 ? 2 : 1, threadIdx.x / kRowGroup);
-  if (threadIdx.x == 0) memory.Init();
   RowScaledMultiply<Way> multiply(tiles, memory);
   multiply.Begin(!waits_first);
   WaitForEarlierGrids();

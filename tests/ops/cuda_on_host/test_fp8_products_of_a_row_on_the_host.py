@@ -323,9 +323,9 @@ def test_a_row_is_wrong_where_somebody_does_not_wait(
 def test_who_loads_experts_weight_waits_for_those_who_find_them(
     both: tuple[HostScaled, HostTurned],
 ) -> None:
-    """Where they are found before the grid before is over. The other barrier has a fault."""
+    """Where they are found before the grid before is over. The other two barriers have faults."""
     found = host_cuda.barriers(["scaled_row.cuh"])
-    assert len(found) == 2
+    assert len(found) == 3
     rng, starts = np.random.default_rng(0), np.array([0, 1, 1, 2], np.int32)
     n_rows, n_experts = 2, 3
     x = aligned(np.concatenate([row_of(rng, 384) for _ in range(n_rows)]))

@@ -74,16 +74,14 @@ FAULTS = {
     ),
     "a tile's sums are added before all of them are there": Fault(
         "scaled_row.cuh",
-        "Await(memory_.made + buffer.s, buffer.phase)",
-        "if (!PLANTED) Await(memory_.made + buffer.s, buffer.phase)",
+        "__syncthreads();\n      if (warp_",
+        "if (!PLANTED) __syncthreads();\n      if (warp_",
     ),
     "a tile's sums lie where the last one's are still added": Fault(
-        "scaled_row.cuh",
-        "Await(memory_.added + buffer.s, buffer.phase ^ 1)",
-        "if (!PLANTED) Await(memory_.added + buffer.s, buffer.phase ^ 1)",
+        "scaled_row.cuh", "buffer ^= 1", "buffer ^= PLANTED ? 0 : 1"
     ),
     "a row's weight is multiplied before others have copied it": Fault(
-        "scaled_row.cuh", "    MeetGroup();\n    feed_", "    if (!PLANTED) MeetGroup();\n    feed_"
+        "scaled_row.cuh", "    MeetGroup();\n    const", "    if (!PLANTED) MeetGroup();\n    const"
     ),
     "a row's weight is multiplied before it has come": Fault(
         "scaled_row.cuh",
