@@ -33,6 +33,8 @@ CUT = {"head_dim": 64, "intermediate_size": 512, "moe_intermediate_size": 256}
 """Whole groups for two ranks."""
 LATENT = {"head_dim": None, "q_lora_rank": 140, "kv_lora_rank": 132}
 """Of MLA: two groups along both ranks."""
+WHOLE_HEADS = {"qk_nope_head_dim": 64, "v_head_dim": 64}
+"""Of MLA: rows of whole blocks."""
 SMALL_BYTES = 64 << 10
 """Of Python's objects, which are no rows."""
 NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
@@ -124,37 +126,44 @@ def has_blocks(weight: Any) -> bool:
 @pytest.mark.parametrize(
     ("sizes", "ranks", "are_blocks"),
     [
-        ({}, 1, (True, False, True, False)),
-        ({}, 2, (True, False, True, False)),
-        ({"moe_intermediate_size": 384}, 2, (True, False, False, False)),
-        ({"hidden_size": 256}, 1, (True, True, True, True)),
-        ({"hidden_size": 256, "intermediate_size": 200}, 1, (False, True, True, True)),
+        ({}, 1, (True, False, True, False, False, False)),
+        ({}, 2, (True, False, True, False, False, False)),
+        ({"moe_intermediate_size": 384}, 2, (True, False, False, False, False, False)),
+        ({"hidden_size": 256}, 1, (True, True, True, True, False, True)),
+        ({"hidden_size": 256, "head_dim": 128}, 2, (True, True, True, True, True, True)),
+        (
+            {"hidden_size": 256, "intermediate_size": 200},
+            1,
+            (False, True, True, True, False, True),
+        ),
     ],
 )
 @pytest.mark.parametrize("scheme", ["fp8", "block", "channel"])
 def test_scales_of_whole_blocks_stay_those_of_blocks(
     make: Any, scheme: Scheme, sizes: Any, ranks: int, are_blocks: tuple[bool, ...]
 ) -> None:
-    """Of a dense layer's gates and ups, and its down, and of experts': where each of their matrices
-    is of whole ones on every rank. Attention's are always those of rows.
+    """Of a dense layer's gates and ups, and its down, of experts', and of attention's two: where
+    each of their matrices is of whole ones on every rank.
     """
     folder = make("glm4_moe", scheme, **(CUT | {"num_key_value_heads": 4} | sizes))
     if scheme == "channel":
-        ranks, are_blocks = 1, (False,) * 4
+        ranks, are_blocks = 1, (False,) * 6
     for rank in range(ranks):
         first, *_, last = streamed(folder, Shard(rank, ranks)).layers
         assert last.mixture is not None
-        found = [first.gate_up, first.down, last.mixture.gate_up, last.mixture.down]
+        of_dense, of_experts = (
+            (first.gate_up, first.down),
+            (last.mixture.gate_up, last.mixture.down),
+        )
+        found = [*of_dense, *of_experts, first.qkv, first.o]
         assert tuple(map(has_blocks, found)) == are_blocks
-        assert not has_blocks(first.qkv)
-        assert not has_blocks(first.o)
-        shared = [last.gate_up, last.down]
-        assert [has_blocks(each) for each in shared] == [*are_blocks[2:]]
+        assert tuple(map(has_blocks, [last.gate_up, last.down])) == are_blocks[2:4]
 
 
-def test_heads_matrices_of_compressed_rows_are_multiplied_out(make: Any) -> None:
+@pytest.mark.parametrize("sizes", [{}, WHOLE_HEADS], ids=["parts", "whole-blocks"])
+def test_heads_matrices_of_compressed_rows_are_multiplied_out(make: Any, sizes: Any) -> None:
     """By the format's definition: each number times its block's scale; so bfloat16 has them."""
-    folder = make("deepseek_v3", **LATENT)
+    folder = make("deepseek_v3", **(LATENT | sizes))
     key = "model.layers.1.self_attn.kv_b_proj"
     stored = open_checkpoint(folder)
     values, scales = (stored[f"{key}.{name}"] for name in ("weight", "weight_scale_inv"))

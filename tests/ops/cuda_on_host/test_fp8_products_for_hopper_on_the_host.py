@@ -21,7 +21,7 @@ from baton_testing.host_scaled_rows import aligned, nothing, rows_of, wide
 Array = npt.NDArray[Any]
 
 WAYS = range(1, 8)
-FIRST_OF_RANGES = 10
+FIRST_OF_RANGES = 7
 NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
 
 

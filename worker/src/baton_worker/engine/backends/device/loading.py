@@ -165,7 +165,7 @@ class _Layers:
     def multiplied_out(self, part: Part) -> Tensor:
         """Place a part of a matrix as E, though it may be quantised."""
         quantisation = self._model_shape.quantisation
-        found = stored_parts(self._checked, quantisation, [part])
+        found = stored_parts(self._checked, quantisation, [part], by_row=True)
         if isinstance(found, ScaledParts):
             assert quantisation is not None, "what has scales is quantised"
             return self._place(found.multiplied_out(quantisation.group_of(part.shape[1])))

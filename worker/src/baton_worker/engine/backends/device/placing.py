@@ -126,7 +126,7 @@ class ScaledParts(NamedTuple):
     scales: tuple[RowScales, ...]
 
     def multiplied_out(self, group: int) -> tuple[MultipliedOut, ...]:
-        """Return them as floats; so many columns share a scale."""
+        """Return them as floats, of scales by row; so many columns share one."""
         parts = zip(self.values, self.scales, strict=True)
         return tuple(MultipliedOut(values, scales, group) for values, scales in parts)
 
@@ -136,12 +136,14 @@ def stored_parts(
     quantisation: Fp8 | None,
     parts: Sequence[Part],
     as_stored: bool = False,
+    by_row: bool = False,
 ) -> tuple[StoredTensor, ...] | ScaledParts:
     """Look matrices up; nothing but scales is read. Those of blocks stay so where each part is of
     whole ones.
 
     Args:
         as_stored: see `CheckedReader.scales`.
+        by_row: each row has scales in any case, as `ScaledParts.multiplied_out` wants them.
 
     Raises:
         CheckpointError: as `CheckedReader` does, or some are quantised and others are not.
@@ -159,7 +161,7 @@ def stored_parts(
             "supported is both or none, for they are one matrix on the device"
         )
     assert quantisation is not None, "what has scales is quantised"
-    in_blocks = all(_is_of_blocks(part, quantisation) for part in parts)
+    in_blocks = not by_row and all(_is_of_blocks(part, quantisation) for part in parts)
     each = (_row_scales(part, scales[part.key], quantisation, in_blocks) for part in parts)
     return ScaledParts(tuple(values), tuple(each))
 
