@@ -130,7 +130,7 @@ def has_blocks(weight: Any) -> bool:
         ({}, 2, (True, False, True, False, False, False)),
         ({"moe_intermediate_size": 384}, 2, (True, False, False, False, False, False)),
         ({"hidden_size": 256}, 1, (True, True, True, True, False, True)),
-        ({"hidden_size": 256, "head_dim": 128}, 2, (True, True, True, True, True, True)),
+        ({"hidden_size": 256, "head_dim": 512}, 2, (True, True, True, True, True, True)),
         (
             {"hidden_size": 256, "intermediate_size": 200},
             1,
@@ -265,8 +265,19 @@ def bytes_of(weights: DeviceWeights, shape: ModelShape) -> int:
 
 
 @pytest.mark.slow
-def test_what_weights_take_is_known_of_blocks_too(make: Any) -> None:
-    folder = make("glm4_moe", **(CUT | {"hidden_size": 256}))
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("glm4_moe", {}),
+        ("glm4_moe", {"head_dim": 512}),
+        ("qwen3", {}),
+        ("qwen3", {"head_dim": 128}),
+        ("deepseek_v3", LATENT | WHOLE_HEADS),
+        ("deepseek_v3", LATENT | {"q_lora_rank": 128, "qk_nope_head_dim": 112}),
+    ],
+)
+def test_what_weights_take_is_known_of_blocks_too(make: Any, family: str, sizes: Any) -> None:
+    folder = make(family, **(CUT | {"hidden_size": 256} | sizes))
     shape = load_shape(folder)
     assert weight_bytes(shape, shape.n_mtp_layers, 4) == bytes_of(streamed(folder), shape)
 

@@ -29,7 +29,7 @@ from baton_worker.engine.model.mla_fields import read_mla
 from baton_worker.engine.model.quantisation import Fp8
 from baton_worker.engine.model.quantisation_fields import read_quantisation
 from baton_worker.engine.model.refusals import ModelShapeError, refuse
-from baton_worker.engine.model.rope import RopeScaling, YarnScaling
+from baton_worker.engine.model.rope import RopeScaling, YarnScaling, stretches
 from baton_worker.engine.model.rope_fields import (
     read_rotated_part,
     read_scaling,
@@ -116,6 +116,14 @@ class ModelShape:
         if self.mla is not None:
             return self.mla.input_sizes(self.n_heads)
         return self.q_size, self.kv_size, self.kv_size
+
+    @property
+    def stretches(self) -> tuple[slice, ...]:
+        """Stretches of a head in the order in which a device has them, see `rope.stretches`:
+        neighbours that rotate together stay where they are.
+        """
+        is_partial = self.rope_style == "half" and self.rotated_size
+        return stretches(self.head_dim, self.rotated_size if is_partial else 0)
 
     @property
     def o_size(self) -> int:

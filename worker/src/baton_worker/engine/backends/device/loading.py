@@ -34,7 +34,6 @@ from baton_worker.engine.model.checkpoint import StoredTensor, identity
 from baton_worker.engine.model.experts import Experts
 from baton_worker.engine.model.mla import Mla
 from baton_worker.engine.model.reading import CheckedReader
-from baton_worker.engine.model.rope import stretches
 from baton_worker.engine.model.shape import ModelShape
 from baton_worker.engine.model.shards import WHOLE, Shard, head_rows
 
@@ -253,18 +252,12 @@ class _Layers:
         return (model_shape.q_size, query), (kv_size, self._in_order(kv)), (kv_size, [kv])
 
     def _in_order(self, rows: slice) -> list[slice]:
-        """Return rows of whole heads in the order of `stretches`."""
-        parts, dim = self._stretches(), self._model_shape.head_dim
+        """Return rows of whole heads in the order of `ModelShape.stretches`."""
+        parts, dim = self._model_shape.stretches, self._model_shape.head_dim
         if len(parts) == 1:
             return [rows]
         heads = range(rows.start, rows.stop, dim)
         return [slice(at + part.start, at + part.stop) for at in heads for part in parts]
-
-    def _stretches(self) -> tuple[slice, ...]:
-        """Return those of a head; neighbours that rotate together stay where they are."""
-        model_shape = self._model_shape
-        is_partial = model_shape.rope_style == "half" and model_shape.rotated_size
-        return stretches(model_shape.head_dim, model_shape.rotated_size if is_partial else 0)
 
     def mtp(self, index: int, shared_norm: Tensor) -> DeviceMtp:
         hidden = self._model_shape.hidden_size
@@ -298,7 +291,7 @@ class _Layers:
 
     def _qk_norm(self, keys: naming.LayerKeys) -> tuple[Tensor, Tensor]:
         query, key = keys.qk_norm
-        shape, parts = (self._model_shape.head_dim,), self._stretches()
+        shape, parts = (self._model_shape.head_dim,), self._model_shape.stretches
         return (
             self.rows(*((query, shape, part) for part in parts)),
             self.rows(*((key, shape, part) for part in parts)),

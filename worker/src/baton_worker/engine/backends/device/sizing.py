@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device import orders
@@ -143,32 +143,38 @@ class _StoredFp8:
         of_mlps = sum(
             count
             * (
-                self._bytes(mlp.gate_up[0], 2 * width, hidden, self._fp8.has_blocks(width))
-                + self._bytes(mlp.down, hidden, width, self._fp8.has_blocks(hidden))
+                self._bytes(mlp.gate_up[0], [width, width], hidden)
+                + self._bytes(mlp.down, [hidden], width)
             )
             for mlp, width, count in mlps
             if width
         )
-        o = self._bytes(keys.o, hidden, local.o_size)
+        o = self._bytes(keys.o, [hidden], local.o_size)
         return self._input_bytes(local, keys) + o + of_mlps
 
     def _input_bytes(self, local: ModelShape, keys: naming.LayerKeys) -> int:
         """Return those of what makes queries, keys and values."""
-        hidden, mla, width = local.hidden_size, local.mla, sum(local.projected_sizes)
+        hidden, mla, widths = local.hidden_size, local.mla, local.projected_sizes
         if mla is None:
-            return self._bytes(keys.qkv[0], width, hidden)
-        down = self._bytes(keys.query_down if mla.q_rank else keys.query, width, hidden)
-        q_up = self._bytes(keys.query_up, local.n_heads * mla.query_size, mla.q_rank)
+            parts = [part.stop - part.start for part in local.stretches]
+            heads = local.n_heads + local.n_kv_heads
+            if len(parts) > 1:
+                widths = *(parts * heads), local.kv_size
+            return self._bytes(keys.qkv[0], widths, hidden)
+        down = self._bytes(keys.query_down if mla.q_rank else keys.query, widths, hidden)
+        q_up = self._bytes(keys.query_up, [local.n_heads * mla.query_size], mla.q_rank)
         kv_up = local.n_heads * mla.unfolded_size * mla.kv_rank * self._item_bytes
         return down + (q_up if mla.q_rank else 0) + kv_up
 
-    def _bytes(self, key: str, outputs: int, inputs: int, has_blocks: bool = False) -> int:
-        """Return those of a matrix: e4m3 numbers, and float32 scales of each row or block.
+    def _bytes(self, key: str, parts: Sequence[int], inputs: int) -> int:
+        """Return those of a matrix: e4m3 numbers, and float32 scales of each row, or of each block
+        where all parts are of whole ones (see `placing.stored_parts`).
 
         Args:
             key: of its first part: parts of one matrix are kept together, or refused.
-            has_blocks: its scales stay those of blocks, see `placing.stored_parts`.
+            parts: rows of each.
         """
+        outputs, has_blocks = sum(parts), all(map(self._fp8.has_blocks, parts))
         if is_kept(key, self._patterns):
             return outputs * inputs * self._item_bytes
         group, rows = self._fp8.group, self._fp8.rows if has_blocks else 1
