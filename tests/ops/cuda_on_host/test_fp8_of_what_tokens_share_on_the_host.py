@@ -7,11 +7,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton_testing.host_scaled import HostScaled, HostTurned
+from baton_testing.host_scaled import WAYS, HostScaled, HostTurned
 from baton_testing.host_scaled_rows import aligned, rows_of, wide
 
 
-@pytest.mark.parametrize("way", range(1, 13))
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("processors", [1, 5])
 @pytest.mark.parametrize("is_gated", [True, False], ids=["first", "second"])
 def test_what_all_share_of_some_tokens_has_its_bits_behind_their_experts_rows(

@@ -15,12 +15,11 @@ import pytest
 from baton_testing import host_matmul
 from baton_testing.e4m3_numbers import number
 from baton_testing.host_orders import Order, each_last
-from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
+from baton_testing.host_scaled import WAYS, HostScaled, HostTurned, ScaledRows
 from baton_testing.host_scaled_rows import aligned, nothing, rows_of, wide
 
 Array = npt.NDArray[Any]
 
-WAYS = range(1, 8)
 FIRST_OF_RANGES = 7
 NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
 

@@ -11,12 +11,11 @@ import numpy.typing as npt
 import pytest
 
 from baton_testing import host_matmul
-from baton_testing.host_scaled import HostScaled, HostTurned, ScaledRows
+from baton_testing.host_scaled import WAYS, HostScaled, HostTurned, ScaledRows
 from baton_testing.host_scaled_rows import aligned, in_blocks, rows_of, wide
 
 Array = npt.NDArray[Any]
 
-WAYS = range(1, 8)
 OUTPUTS = 256
 
 

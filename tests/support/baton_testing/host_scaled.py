@@ -24,6 +24,8 @@ from baton_testing.host_matmul import Fault
 Array = npt.NDArray[Any]
 BLOCK_SHIFT = 7
 """Rows of a block, as a power of two: `kBlockShift` in scaled.h."""
+WAYS = range(1, 8)
+"""Those on Hopper: `ScaledWay` in hopper_scaled.h."""
 _NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
 
 _INSTRUCTIONS = host_cuda.INSTRUCTIONS | {"rcp.approx.ftz.f32 %0, %1;": "Reciprocal"}
