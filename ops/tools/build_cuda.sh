@@ -121,7 +121,7 @@ if [[ -x "$cuobjdump" ]]; then
   check_code latent 'HMMA\.16816\.F32\.BF16' 'LDSM\.16\.M8' 'LDSM\.16\.MT' LDGSTS ACQBULK PREEXIT 'STG\.E\.128 '
   check_code latent_hopper "${hopper[@]}" USETMAXREG
   check_code scaled_turned 'QGMMA\.64x128x32' 'UTMALDG\.2D' 'UTMALDG\.5D' LDGSTS ACQBULK PREEXIT 'STG\.E\.128 ' MOVM USETMAXREG
-  check_code scaled_row 'QGMMA\.64x8x32' 'UTMALDG\.5D' ACQBULK PREEXIT
+  check_code scaled_row 'QGMMA\.64x8x32' LDGSTS ACQBULK PREEXIT
   check_code scaled ACQBULK PREEXIT HMMA 'LDG\.E\.128' 'F2FP\.F16\.E4M3'
   check_code prompt_attention "${hopper[@]}" USETMAXREG
   # Ranks meet at system scope, and read what others write meanwhile: nothing of it is constant.

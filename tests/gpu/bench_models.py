@@ -178,7 +178,7 @@ def load(shape: ModelShape) -> devices.LoadedModel:
     if needed + SPARE_BYTES > free:
         raise DeviceError(f"{told(needed)} of weights and {told(SPARE_BYTES)}, {told(free)} free")
     kernels = OpsKernels(device)
-    kept_as = partial(random_fp8.quantised_layer, device, kernels)
+    kept_as = partial(random_fp8.quantised_layer, device, kernels, shape)
     as_made = {} if shape.quantisation is None else {"kept_as": kept_as}
     weights = random_model.random_weights(torch, shape, **as_made)
     return devices.LoadedModel(device, CountingKernels(kernels), shape, weights)

@@ -46,7 +46,7 @@ int ScaleShiftOf(const TensorView& scales, const char* name, int64_t rows, int64
   TVM_FFI_THROW(ValueError) << name << ".shape[0] must be " << rows << ", got " << scales.size(0);
 }
 
-// The same of activations.
+// Reads activations, whose scales are of rows.
 cuda::ScaledRows ReadActivations(const TensorView& values, const TensorView& scales,
                                  const char* name, const char* scales_name, int64_t rows,
                                  int64_t columns, int64_t group, DLDevice device) {

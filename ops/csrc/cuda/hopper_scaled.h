@@ -10,6 +10,8 @@ namespace baton_ops::cuda {
 
 // Of a product, and columns: with what lies behind the last of a tile they are 32-bit numbers.
 constexpr int64_t kMostScaledRows = int64_t{1} << 30;
+// Of the weight, or of gates: tiles of as many of x's rows as go together are counted so, too.
+constexpr int64_t kMostScaledOutputs = int64_t{1} << 28;
 
 // For any GPU, or on Hopper by tiles: so many rows of the weight, of x; of the last, warpgroups
 // have ranges of their own. kStraight's tiles are not turned. Those on Hopper have the same bits.

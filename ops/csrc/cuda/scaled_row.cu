@@ -56,7 +56,8 @@ bool HopperTakesRow(const ScaledMatmulInput& in) {
   const bool is_same = has_own || beside.plain.data == in.plain.data;
   const bool fits_beside = beside.weight.values == nullptr ||
                            (beside.rows == 1 && is_same && IsOnVector(beside.plain.data) &&
-                            IsOnVector(beside.weight.values));
+                            IsOnVector(beside.x.values) && IsOnVector(beside.weight.values) &&
+                            IsOnVector(beside.out.data));
   return fits && (is_one || is_each) && IsOnVector(in.weight.values) && fits_beside;
 }
 

@@ -63,7 +63,7 @@ Error Launch(const ScaledMatmulInput& in, const MatmulOutput& out, int processor
 bool HopperTakesScaled(const ScaledMatmulInput& in, const Rows& out, ElementType out_type) {
   return out_type == ElementType::kBFloat16 && in.in % 16 == 0 && in.out % 8 == 0 &&
          IsOnVector(in.x.values) && IsOnVector(in.weight.values) && IsOnVector(out.data) &&
-         out.stride % 8 == 0 && in.experts <= kMostGroups && in.out <= kMostScaledRows;
+         out.stride % 8 == 0 && in.experts <= kMostGroups && in.out <= kMostScaledOutputs;
 }
 
 Error ScaledTurned(ScaledWay way, const ScaledMatmulInput& in, const Rows& to, int processors,

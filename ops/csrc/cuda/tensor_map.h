@@ -11,8 +11,7 @@
 
 namespace baton_ops::cuda {
 
-// A matrix of bf16, or of other 16-bit numbers, 16-byte aligned, whose rows are `stride` elements
-// apart, a multiple of 8.
+// A matrix of bf16, 16-byte aligned, whose rows are `stride` elements apart, a multiple of 8.
 struct BFloat16Matrix {
   const void* data;
   int64_t rows;

@@ -100,7 +100,7 @@ __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Loads a box of a matrix, 64 columns wide, into shared memory.
+// Loads a box of a matrix, 128 bytes wide, into shared memory.
 __device__ __forceinline__ void LoadBox(void* to, const CUtensorMap* map, int column, int row,
                                         uint64_t* barrier) {
   asm volatile(

@@ -33,18 +33,6 @@ __device__ __forceinline__ uint32_t E4m3PairOf(float low, float high) {
 #endif
 }
 
-// The halves of four numbers, none of them NaN, by plain arithmetic, which other units do than
-// convert: of those a multiprocessor has for sixteen pairs a clock. A sign and seven bits are those
-// of a half whose exponent is 8 too small.
-__device__ __forceinline__ void HalvesOfFour(uint32_t four, uint32_t (&halves)[2]) {
-  constexpr uint32_t kSigns = 0x80008000u, kSizes = 0x3f803f80u, k256 = 0x5c005c00u;
-  const uint32_t turned = __byte_perm(four, 0, 0x1302);  // 1, 3, 0, 2, from the highest on
-  const uint32_t first = (turned >> 1 & kSizes) | (turned & kSigns);
-  const uint32_t second = (turned << 7 & kSizes) | (turned << 8 & kSigns);
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(halves[0]) : "r"(first), "r"(k256));
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(halves[1]) : "r"(second), "r"(k256));
-}
-
 // Adds the product of 16 rows and 8 columns over a depth of 16. Lane l has of rows l / 4 (a[0],
 // a[2]) and l / 4 + 8 (a[1], a[3]), and of column l / 4 (b), the same four of the depth; of the
 // sums columns l % 4 * 2 and the next one, of the one row and of the other.

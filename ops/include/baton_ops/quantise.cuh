@@ -1,6 +1,6 @@
 // Rows to e4m3, with a scale for each group of columns: the group's largest / 448. A warp has a
-// group, or where a row is one a block. Where the scale is 0 the numbers are; a NaN or an infinity
-// breaks the group's scale and no other.
+// group, or some of many rows', or where a row is one of more than 128 a block. Where the scale is
+// 0 the numbers are; a NaN or an infinity breaks the group's scale and no other.
 #ifndef BATON_OPS_QUANTISE_CUH_
 #define BATON_OPS_QUANTISE_CUH_
 

@@ -2,9 +2,9 @@
 // any shape. Range of 128 after range from the first on: the sum of its products, by the tensor
 // cores in steps of 16 in one order (scaled_tile.cuh), times the row's scale, times the weight's,
 // is added to the sum so far; where a row is one group, the ranges are added and the sum is scaled.
-// So an output has the same bits whatever the kernel, the tile and the rows. Gated: silu(gate) * up
-// of both sums, rounded. Of experts each row has the bits of a product with its expert's part
-// alone.
+// So an output has the same bits whatever the one of these kernels, the tile and the rows. Gated:
+// silu(gate) * up of both sums, rounded. Of experts each row has the bits of a product with its
+// expert's part alone.
 //
 // Few rows: what takes time is reading the weight once. A block's warps have a range each, for all
 // of 16 or 32 rows and 32 columns, and the next one's numbers are on their way while the block adds

@@ -129,7 +129,7 @@ __device__ __forceinline__ void StoreTurned(const float (&sums)[Way::kColumns / 
   if constexpr (Way::kGated) {
     StoreScaledGates<Way::kColumns>(sums, part, row, place.column + weight_row / 2, lane);
   } else {
-    StoreScaled<Way::kColumns>(sums, part, row, place.column + weight_row, lane);
+    StoreTurnedTile<Way::kColumns>(sums, part, row, place.column + weight_row, lane);
   }
 }
 

@@ -91,14 +91,14 @@ struct StraightTile {
   static constexpr int kTotalBytes = 0;
 };
 
-// The same where each of some warpgroups has ranges of its own, of all of a tile: see
+// Turned tiles where each of some warpgroups has ranges of its own, of all of a tile: see
 // scaled_ranges.cuh.
 template <int kGroupsOf, int kColumnsOf, bool kGatedOf>
 struct RangesTile {
   static constexpr bool kHaveRanges = true, kIsTurned = true, kGated = kGatedOf;
   static constexpr int kGroups = kGroupsOf, kColumns = kColumnsOf;
   static constexpr int kFewRegisters = 56, kManyRegisters = 104;
-  static constexpr int kWeightGroups = 1, kReaders = 1;
+  static constexpr int kReaders = 1;
   static constexpr int kTileX = kColumns, kTileWeight = 64;
   static constexpr int kTotalBytes = kTurnedGroup * kColumns / 2 * int{sizeof(float)};
 };

@@ -153,7 +153,7 @@ struct RowScaledTurn {
   }
 };
 
-// Shared memory: the rings, x's rows and their scales, sums of two tiles' ranges.
+// Shared memory: the rings, x's rows, sums of two tiles' ranges, scales of the rings, and of x.
 //
 // Of x two ranges lie together, 16 bytes of the one and of the other in turns: so a product's first
 // two columns are 16 bytes apart, and what follows in depth is 32 bytes behind.

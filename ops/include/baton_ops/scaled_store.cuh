@@ -1,6 +1,6 @@
-// The store of a tile of scaled_turned.cuh, as matmul_turned.cuh's but of as few as eight rows of
-// x: its rows are the weight's, so a row of `out` lies across its columns. Of a gated one eight
-// rows are gates' and the next eight their ups'. `out` is bf16, on vectors.
+// The store of a tile of scaled_turned.cuh. Of a turned one, as matmul_turned.cuh's but gated of as
+// few as sixteen rows of x, rows are the weight's, so a row of `out` lies across its columns; of a
+// gated one eight rows are gates' and the next eight their ups'. `out` is bf16, on vectors.
 #ifndef BATON_OPS_SCALED_STORE_CUH_
 #define BATON_OPS_SCALED_STORE_CUH_
 
@@ -8,24 +8,8 @@
 
 namespace baton_ops::cuda {
 
-// Stores a warp's sums of 16 of the weight's rows, columns of `out` from `first_column` on; a
-// column of the sums is a row of `out`, from `first_row` on.
-template <int kColumns>
-__device__ __forceinline__ void StoreScaled(const float (&sums)[kColumns / 2],
-                                            const MatmulOutput& out, int first_row,
-                                            int first_column, int lane) {
-  if constexpr (kColumns >= 16) {
-    StoreTurnedTile<kColumns>(sums, out, first_row, first_column, lane);
-  } else {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t word = TurnBlock(PackedPair(sums[half * 2], sums[half * 2 + 1]));
-      StoreWord(out, first_row + lane / 4, first_column + half * 8 + lane % 4 * 2, word);
-    }
-  }
-}
-
-// The same of gates and ups, silu(gate) * up, of 8 columns of `out` from `first_column` on.
+// Stores a warp's sums of 16 of the weight's rows, gates and ups, as silu(gate) * up: 8 columns of
+// `out` from `first_column` on. A column of the sums is a row of `out`, from `first_row` on.
 template <int kColumns>
 __device__ __forceinline__ void StoreScaledGates(const float (&sums)[kColumns / 2],
                                                  const MatmulOutput& out, int first_row,

@@ -1,6 +1,6 @@
 // The product of scaled_matmul.cuh for Hopper, whose tensor cores multiply e4m3 numbers as they
-// are: 32 deep, in an order of their own, a range at a time. Tiles are turned, their rows are the
-// weight's and x's rows their columns, of which no sum depends on another.
+// are: 32 deep, in an order of their own, a range at a time. Of few rows of x tiles are turned:
+// their rows are the weight's and x's rows their columns, of which no sum depends on another.
 //
 // A block stays and takes one tile after the other. One of its warpgroups loads (scaled_feed.cuh),
 // two multiply. A range's sums begin at nothing, and are scaled and added to the tile's. Other

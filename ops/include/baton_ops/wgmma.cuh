@@ -1,5 +1,5 @@
-// Hopper's matrix product of a warpgroup: 64 rows times n columns, 16 deep, bf16 or halves in, fp32
-// sums.
+// Hopper's matrix product of a warpgroup: 64 rows times n columns, 16 deep of bf16 or 32 of e4m3,
+// fp32 sums.
 //
 // PTX wants every register of the sums by number, which is what the macros are for.
 #ifndef BATON_OPS_WGMMA_CUH_
@@ -106,7 +106,6 @@ BATON_DEFINE_WGMMA_OF_E4M3(8, 4, 4, 5, 6)
 BATON_DEFINE_WGMMA_OF_E4M3(16, 8, 8, 9, 10)
 BATON_DEFINE_WGMMA_OF_E4M3(32, 16, 16, 17, 18)
 BATON_DEFINE_WGMMA_OF_E4M3(64, 32, 32, 33, 34)
-BATON_DEFINE_WGMMA_OF_E4M3(96, 48, 48, 49, 50)
 BATON_DEFINE_WGMMA_OF_E4M3(128, 64, 64, 65, 66)
 
 // Adds the product of 16 columns in registers and a transposed operand in shared memory.

@@ -33,8 +33,10 @@ CUT = {"head_dim": 64, "intermediate_size": 512, "moe_intermediate_size": 256}
 """Whole groups for two ranks."""
 LATENT = {"head_dim": None, "q_lora_rank": 140, "kv_lora_rank": 132}
 """Of MLA: two groups along both ranks."""
-WHOLE_HEADS = {"qk_nope_head_dim": 64, "v_head_dim": 64}
+WHOLE_HEADS = LATENT | {"qk_nope_head_dim": 64, "v_head_dim": 64}
 """Of MLA: rows of whole blocks."""
+IN_BLOCKS = {"hidden_size": 256, "head_dim": 128}
+"""Matrices of whole blocks, attention's too."""
 SMALL_BYTES = 64 << 10
 """Of Python's objects, which are no rows."""
 NUMBERS = np.array([number(bits) for bits in range(256)], np.float32)
@@ -92,10 +94,18 @@ def same(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["fp8", "block", "channel"])
 @pytest.mark.parametrize(
-    "family", ["qwen2", "ernie4_5", "mimo", "qwen3_moe", "glm4_moe", "deepseek_v3"]
+    ("family", "sizes"),
+    [
+        *((name, {}) for name in ("qwen2", "ernie4_5", "mimo", "qwen3_moe", "glm4_moe")),
+        ("deepseek_v3", LATENT),
+        ("qwen3_moe", IN_BLOCKS),
+        ("glm4_moe", IN_BLOCKS | {"head_dim": 512}),
+        ("deepseek_v3", IN_BLOCKS | WHOLE_HEADS | {"q_lora_rank": 128}),
+        ("deepseek_v3", IN_BLOCKS | WHOLE_HEADS | {"q_lora_rank": None}),
+    ],
 )
-def test_every_tensor_is_the_hosts(make: Any, family: str, scheme: Scheme) -> None:
-    folder = make(family, scheme, **(LATENT if family == "deepseek_v3" else {}))
+def test_every_tensor_is_the_hosts(make: Any, family: str, sizes: Any, scheme: Scheme) -> None:
+    folder = make(family, scheme, **sizes)
     shape = load_shape(folder)
     device = streamed(folder)
     host = load_weights(folder, shape)
@@ -272,7 +282,7 @@ def bytes_of(weights: DeviceWeights, shape: ModelShape) -> int:
         ("glm4_moe", {"head_dim": 512}),
         ("qwen3", {}),
         ("qwen3", {"head_dim": 128}),
-        ("deepseek_v3", LATENT | WHOLE_HEADS),
+        ("deepseek_v3", WHOLE_HEADS),
         ("deepseek_v3", LATENT | {"q_lora_rank": 128, "qk_nope_head_dim": 112}),
     ],
 )

@@ -388,17 +388,19 @@ def test_a_row_or_weight_where_no_vector_begins_is_refused(
         both[1].of_row(aligned(ones(1, 128), x_off), weight, 128, nothing(1, 32))
 
 
-@pytest.mark.parametrize("kind", ["another-row", "row", "weight"])
+@pytest.mark.parametrize("kind", ["another-row", "row", "weight", "out"])
 def test_what_does_not_lie_beside_a_token_is_refused(
     both: tuple[HostScaled, HostTurned], kind: str
 ) -> None:
-    """Another row than the token's, of pairs a row where no vector begins, and such a weight."""
+    """Another row than the token's, of pairs a row where no vector begins, such a weight, and such
+    an output: more tokens than one would have the bits of any GPU there.
+    """
     rng, pairs = np.random.default_rng(0), 2 if kind == "row" else 1
     x = ones(pairs, 128)
-    row = x if kind == "weight" else aligned(x[:1], 2 if kind == "row" else 0)
+    row = x if kind in ("weight", "out") else aligned(x[:1], 2 if kind == "row" else 0)
     weight, shared = rows_of(rng, 64, 128, 128), rows_of(rng, 32, 128, 128)
     shared = shared._replace(values=aligned(shared.values, 1 if kind == "weight" else 0))
-    outs = [nothing(n, 32) for n in (pairs, 1)]
+    outs = [nothing(pairs, 32), aligned(nothing(1, 32), 2 if kind == "out" else 0)]
     starts, beside = np.array([0, 1, pairs], np.int32), (row, shared, outs[1])
     with pytest.raises(RuntimeError, match="the row is not taken"):
         both[1].of_row(x, weight, 128, outs[0], starts=starts, beside=beside)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from baton_testing.fp8_parts import input_part
 from baton_worker.engine.api import DeviceError
 from baton_worker.engine.backends.device.collective import Collective, ExchangeSizes
 from baton_worker.engine.backends.device.engine import Team
@@ -337,7 +338,8 @@ def stub_weights(
     def latent(mla: Mla) -> DeviceLatent:
         n_heads, rank = model_shape.n_heads, mla.q_rank
         return DeviceLatent(
-            make(rank) if rank else None, make(n_heads * mla.query_size, rank) if rank else None,
+            make(rank) if rank else None,
+            matrix(n_heads * mla.query_size, rank, part=n_heads * mla.query_size) if rank else None,
             make(mla.kv_rank), make(n_heads * mla.unfolded_size, mla.kv_rank),
         )  # fmt: skip
 
@@ -350,7 +352,8 @@ def stub_weights(
         )
         width = sum(model_shape.projected_sizes)
         return DeviceLayer(
-            make(hidden), matrix(width, hidden), matrix(hidden, model_shape.o_size), make(hidden),
+            make(hidden), matrix(width, hidden, part=input_part(model_shape)),
+            matrix(hidden, model_shape.o_size, part=hidden), make(hidden),
             matrix(2 * inner, hidden, part=inner) if inner else None,
             matrix(hidden, inner, part=hidden) if inner else None,
             heads, make(width) if model_shape.has_qkv_bias else None,

@@ -10,7 +10,7 @@ import numpy as np
 
 from baton_ops.decoder import silu_mul_into
 from baton_testing.numpy_kernels import gate_up_silu
-from baton_testing.numpy_scaled import NUMBERS
+from baton_testing.numpy_scaled import NUMBERS, of_rows
 
 
 class _Over:
@@ -30,9 +30,8 @@ def _in_two_parts(x: Any, weight: Any, out: Any) -> None:
 
 
 def _scaled_in_two_parts(x: Any, weight: Any, out: Any) -> None:
-    """Of rows that are one group. Behind a row's numbers there is room for more."""
-    numbers = NUMBERS[x.values[:, : weight.values.shape[1]]]
-    _in_two_parts(numbers * x.scales, NUMBERS[weight.values] * weight.scales, out)
+    """Of rows that are one group."""
+    _in_two_parts(NUMBERS[x.values] * x.scales, NUMBERS[weight.values] * of_rows(weight), out)
 
 
 class BatchedProducts(_Over):

@@ -277,7 +277,7 @@ def _on_gpu(known: Known) -> LoadedModel:
     if not known.model.endswith(FP8):
         return LoadedModel(device, kernels, model_shape, weights)
     model_shape = replace(model_shape, quantisation=random_fp8.IN_GROUPS)
-    weights = random_fp8.quantised(device, kernels, weights)
+    weights = random_fp8.quantised(device, kernels, model_shape, weights)
     return LoadedModel(device, kernels, model_shape, weights)
 
 

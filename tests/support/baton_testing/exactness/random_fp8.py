@@ -1,7 +1,7 @@
 """Weights on a device in FP8, of weights that are there: each row's groups of 128 by themselves.
 
-What feeds forward has scales of blocks of 128 x 128 where the loader would leave them so: the first
-row's. Its numbers are then other weights than those that were there, as random as they.
+Matrices have scales of blocks of 128 x 128 where the loader would leave them so: the first row's.
+Their numbers are then other weights than those that were there, as random as they.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from baton_testing.fp8_parts import input_part
 from baton_worker.engine.backends.device.scaled_kernels import Scaled
 from baton_worker.engine.backends.device.seam import Device, Kernels
 from baton_worker.engine.backends.device.weights import (
@@ -18,6 +19,7 @@ from baton_worker.engine.backends.device.weights import (
     DeviceWeights,
 )
 from baton_worker.engine.model.quantisation import Fp8
+from baton_worker.engine.model.shape import ModelShape
 
 IN_GROUPS = Fp8(128, 128, "weight_scale_inv")
 """What a model's shape says of such weights."""
@@ -40,7 +42,9 @@ def quantised_matrix(device: Device, kernels: Kernels, of: Any, part: int = 0) -
     return made
 
 
-def quantised_layer(device: Device, kernels: Kernels, of: DeviceLayer) -> DeviceLayer:
+def quantised_layer(
+    device: Device, kernels: Kernels, shape: ModelShape, of: DeviceLayer
+) -> DeviceLayer:
     """Return a layer whose matrices are FP8."""
 
     def matrix(each: Any, part: int = 0) -> Any:
@@ -54,16 +58,20 @@ def quantised_layer(device: Device, kernels: Kernels, of: DeviceLayer) -> Device
         return {"gate_up": matrix(gate_up, width), "down": matrix(down, hidden)}
 
     mixed = None if of.mixture is None else replace(of.mixture, **mlp(of.mixture))
-    sides = {name: matrix(getattr(of, name)) for name in ("qkv", "o")} | mlp(of)
-    latent = of.latent and replace(of.latent, q_up=matrix(of.latent.q_up))
-    return replace(of, mixture=mixed, latent=latent, **sides)
+    qkv, o = matrix(of.qkv, input_part(shape)), matrix(of.o, shape.hidden_size)
+    latent = of.latent
+    if latent is not None and latent.q_up is not None:
+        latent = replace(latent, q_up=matrix(latent.q_up, latent.q_up.shape[0]))
+    return replace(of, qkv=qkv, o=o, mixture=mixed, latent=latent, **mlp(of))
 
 
-def quantised(device: Device, kernels: Kernels, weights: DeviceWeights) -> DeviceWeights:
+def quantised(
+    device: Device, kernels: Kernels, shape: ModelShape, weights: DeviceWeights
+) -> DeviceWeights:
     """Return weights whose decoder layers' matrices are FP8, draft layers' too, on the device."""
 
     def layer(of: DeviceLayer) -> DeviceLayer:
-        return quantised_layer(device, kernels, of)
+        return quantised_layer(device, kernels, shape, of)
 
     def draft(of: DeviceMtp) -> DeviceMtp:
         return replace(of, layer=layer(of.layer), proj=quantised_matrix(device, kernels, of.proj))
