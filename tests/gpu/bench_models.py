@@ -10,10 +10,11 @@ what the step must read once - of a mixture the experts that its rows choose, co
 layer by layer - and its KV, at the rate of a kernel that copies, measured in the same run. Of FP8
 that is a byte for each number and a scale for each 128 x 128, as checkpoints have them, and so what
 is read of matrices that are whole blocks of them; of others (GLM's qkv, whose heads are in another
-order) one for each row is read, which the roof leaves out. A pool that does not fit holds fewer sequences, and the row says how many were measured. With
---kernels each step's kernels follow its row, the one that takes longest first, in microseconds of a
-layer. With --beside, and where transformers can build the model, the decode phase of real requests
-follows (see bench_phase): the engine's, and that of transformers' continuous batching.
+order) one for each row is read, which the roof leaves out. A pool that does not fit holds fewer
+sequences, and the row says how many were measured. With --kernels each step's kernels follow its
+row, the one that takes longest first, in microseconds of a layer. With --beside, and where
+transformers can build the model, the decode phase of real requests follows (see bench_phase): the
+engine's, and that of transformers' continuous batching.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ that no block has rows of two experts, or of gates and ups.
 
 How exact a product is depends on what it is of, never on N, and a row's bits on that row alone. On
 Hopper, of bfloat16 outputs on 16 bytes whose rows are multiples of 8 elements apart (as one row's
-is in any case), O a multiple of 8, K of 16, x and weights on 16 bytes, products are the tensor cores' own of e4m3 numbers, which keep
-fewer bits of a range's sum than fp32 has. Else numbers become float16, which is exact, and a
-range's sum is fp32. A weight holds no NaN: who loads one refuses it. NaN of x stays NaN. Owns
-the Python form of these ops. Knows no model.
+is in any case), O a multiple of 8, K of 16, x and weights on 16 bytes, products are the tensor
+cores' own of e4m3 numbers, which keep fewer bits of a range's sum than fp32 has. Else numbers
+become float16, which is exact, and a range's sum is fp32. A weight holds no NaN: who loads one
+refuses it. NaN of x stays NaN. Owns the Python form of these ops. Knows no model.
 
 Shapes: N rows, K columns, G groups, O outputs, X experts. E is bfloat16 or float32. Every function
 raises TypeError or ValueError where a dtype, shape or device is wrong; the message names it.

@@ -345,11 +345,8 @@ def stub_weights(
 
     def layer(index: int) -> DeviceLayer:
         inner, experts = model_shape.mlp_size(index), model_shape.experts_of(index)
-        heads = (
-            (make(model_shape.head_dim), make(model_shape.head_dim))
-            if model_shape.has_qk_norm
-            else None
-        )
+        size = model_shape.head_dim
+        heads = (make(size), make(size)) if model_shape.has_qk_norm else None
         width = sum(model_shape.projected_sizes)
         return DeviceLayer(
             make(hidden), matrix(width, hidden, part=input_part(model_shape)),
