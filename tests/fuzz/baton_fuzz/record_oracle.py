@@ -17,6 +17,9 @@ from baton_worker.records.layout import MAX_FRAME_BYTES, STEP_HEADER_BYTES, Limi
 from baton_worker.records.rows import rows
 
 MAX_SECONDS = 0.010
+MOST_TIMINGS = 20
+"""Thread time counts what a busy host takes from the processor too: only an input that is slow
+each time is slow."""
 MEMORY_FACTOR = 4
 MEMORY_FLOOR_BYTES = 16 << 10
 """Room for what any call takes: frames, an error with its message, array objects."""
@@ -62,8 +65,10 @@ class Oracle:
         # The scheduler may take the CPU away, so that thread time alone tells; a repeat rules out
         # a collection of somebody else's garbage.
         seconds = self._timed(data)
-        if seconds > MAX_SECONDS:
-            seconds = min(self._timed(data), self._timed(data))
+        for _ in range(MOST_TIMINGS - 1):
+            if seconds <= MAX_SECONDS:
+                break
+            seconds = self._timed(data)
         self.tally.slowest_seconds = max(self.tally.slowest_seconds, seconds)
         if seconds > MAX_SECONDS:
             raise BrokenPromiseError(f"{seconds * 1e3:.1f} ms for {len(data)} bytes")
