@@ -108,6 +108,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--processes", type=int, required=True)
     options, arguments = parser.parse_known_args(words)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # Who begins this in the background may ignore it, and the processes would, which it ends.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     started = time.monotonic()
     found: collections.Counter[str] = collections.Counter()
     ok, are_told = True, False

@@ -26,13 +26,16 @@ def note(word):
 """
 
 
-def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Run what lies there in two processes, with no plugin but the one that shares."""
+def begin(folder: Path, *arguments: str, before: str = "") -> subprocess.Popen[str]:
+    """Run what lies there in two processes, with no plugin but the one that shares, behind a
+    shell's words.
+    """
     (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n  slow: not now\n")
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
+    command = [sys.executable, str(TOOL), "--processes", "2", *arguments, "."]
     return subprocess.Popen(
-        [sys.executable, str(TOOL), "--processes", "2", *arguments, "."],
+        ["sh", "-c", f'{before}exec "$@"', "sh", *command],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -111,14 +114,18 @@ def test_no_tests_are_no_success(tmp_path: Path) -> None:
     assert "1 deselected" in done.stdout
 
 
-def test_who_ends_it_ends_its_processes_and_what_their_tests_began(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["", "trap '' INT; "], ids=["before one", "in the background"])
+def test_who_ends_it_ends_its_processes_and_what_their_tests_began(
+    tmp_path: Path, before: str
+) -> None:
+    """A shell's background has them ignore what interrupts others."""
     os.mkfifo(tmp_path / "runs")
     (tmp_path / "test_a.py").write_text(
         "import pathlib, pytest, signal\n"
         "@pytest.fixture\ndef begun():\n    yield\n    pathlib.Path('ended').touch()\n"
         "def test_it(begun):\n    pathlib.Path('runs').write_text('it does')\n    signal.pause()\n"
     )
-    process = begin(tmp_path)
+    process = begin(tmp_path, before=before)
     (tmp_path / "runs").read_text()
     process.terminate()
     process.communicate()
