@@ -19,7 +19,8 @@ from baton_worker.config import ProcessConfig
 ROOT = Path(__file__).resolve().parents[2]
 RUN_IT = [
     "docs/using.md", "docs/kubernetes.md", "docs/operator.md", "docs/runbook.md",
-    "docs/security.md", "docs/failure-modes.md", "charts/baton/README.md",
+    "docs/security.md", "docs/failure-modes.md", "docs/sizing.md", "docs/from-vllm.md",
+    "charts/baton/README.md",
 ]  # fmt: skip
 DOTTED = re.compile(r"`([a-z]\w*(?:\[\])?(?:\.[a-z]\w*(?:\[\])?)+)(?:[:=][^`]*)?`")
 NO_SETTING = re.compile(r"\.(?:json|jinja|md|py|txt|yaml|dev|com|io)$|^workers\.allowed$")

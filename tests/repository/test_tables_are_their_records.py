@@ -120,3 +120,29 @@ def test_chunks_that_wait_stand_beside_those_that_are_launched_ahead() -> None:
         "| 512 | 512 | 25.0 | 19.0 | 6.0 | 8.0 | - |",
         "| 2,048 | 256 | 40.0 | 41.0 | -1.0 | - | - |",
     ]
+
+
+def test_the_page_on_sizes_names_the_ratios_that_were_measured() -> None:
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for one in tables.read_record("gpu-ratios-h100x4.json")["ratios"]:
+        found.setdefault(one["mix"]["prompt"], {})[one["name"]] = one
+    speeds = {
+        prompt: {name: one["at_once"]["tokens_per_s"] for name, one in by_name.items()}
+        for prompt, by_name in found.items()
+    }
+    page = (tables.PAGES.parent / "sizing.md").read_text()
+    rows = [
+        line.split("|")[2:5] for line in page.splitlines() if " out |" in line or " in, " in line
+    ]
+    rows = [row for row in rows if len(row) == 3 and ":" in row[0]]
+    assert len(rows) == len(speeds) == 3
+    for (best, speed, others), told in zip(rows, speeds.values(), strict=True):
+        pairs = {name: told[name] for name in ("3P+1D", "2P+2D", "1P+3D")}
+        first = max(pairs, key=pairs.__getitem__)
+        assert best.strip().startswith(f"{first[0]}:{first[3]}")
+        for value in pairs.values():
+            assert f"{value:,.0f}" in speed + others
+        assert f"{told['4 mixed']:,.0f}" in page
+    long = found[8192]
+    for name in ("3P+1D", "4 mixed"):
+        assert f"{1e3 * long[name]['arriving']['gap_p99']['value']:.1f}" in page

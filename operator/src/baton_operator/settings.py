@@ -46,7 +46,7 @@ class Settings:
         stuck_seconds: a key that waits or runs longer makes /healthz fail.
         log_level: debug, info, warning or error.
         log_format: text or json.
-        identity: name of this process in the Lease; empty is the host name.
+        identity: name of this process in the Lease; empty is host name and pid.
     """
 
     watch_namespace: str = ""
