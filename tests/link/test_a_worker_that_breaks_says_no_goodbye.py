@@ -79,7 +79,7 @@ def test_the_defect_counts_against_the_request_that_was_there(
             gateway.log.wait_for(WorkerUp)
             assert gateway.link.send("decode-0", Abort(make_handle(77, 1), 0))
             [down] = gateway.log.wait_for(WorkerDown)
-            said = worker.communicate(timeout=60)[1]
+            said = worker.communicate(timeout=300)[1]
         finally:
             worker.kill()
     assert down.reason == "disconnected"
