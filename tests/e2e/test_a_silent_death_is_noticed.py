@@ -19,7 +19,7 @@ from baton_testing.processes import stand_still
 from baton_testing.unsupervised import unsupervised
 from baton_worker.config import EngineConfig, SimConfig
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 ASK: dict[str, Any] = {
     "model": "tiny-mtp",
     "prompt": "The licensor grants",

@@ -28,7 +28,7 @@ from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes, 
 from baton_worker.ports import port_of, reserve_port
 from baton_worker.readiness import Ready
 
-FOREVER = 600.0
+FOREVER = 3600.0
 
 
 @dataclass
