@@ -1,6 +1,6 @@
 """kill -9 of prefill in a prompt: known at once, decode is cancelled, the client answered.
 
-Nobody restarts a process here, and every time limit that could end the request is ten minutes: what
+Nobody restarts a process here, and every time limit that could end the request is minutes: what
 ends it is the news that prefill's connection is gone.
 """
 
