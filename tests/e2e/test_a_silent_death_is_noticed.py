@@ -1,6 +1,6 @@
 """kill -9 of prefill in a prompt: known at once, decode is cancelled, the client answered.
 
-Nobody restarts a process here, and every time limit that could end the request is ten minutes: what
+Nobody restarts a process here, and every time limit that could end the request is minutes: what
 ends it is the news that prefill's connection is gone.
 """
 
@@ -19,7 +19,7 @@ from baton_testing.processes import stand_still
 from baton_testing.unsupervised import unsupervised
 from baton_worker.config import EngineConfig, SimConfig
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 ASK: dict[str, Any] = {
     "model": "tiny-mtp",
     "prompt": "The licensor grants",

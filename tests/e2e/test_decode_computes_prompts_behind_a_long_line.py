@@ -15,10 +15,11 @@ import httpx
 
 from baton_testing.processes import metric, wait_until
 
-TOKEN_SECONDS = 0.01
-LONG, SHORT, MIDDLE = 900, 60, 200
+TOKEN_SECONDS = 0.1
+"""The long prompt takes a minute and a half, many times what the others take on a free machine."""
+LONG, SHORT, MIDDLE = 900, 20, 100
 SIM = ("--engine", "sim", "-k", "2", "--sim", "decode_step_seconds=0.001",
-       "--sim", f"prefill_token_seconds={TOKEN_SECONDS}", "--prefill-chunk", "64")  # fmt: skip
+       "--sim", f"prefill_token_seconds={TOKEN_SECONDS}", "--prefill-chunk", "16")  # fmt: skip
 AT_ONCE = ("--engine", "sim", "-k", "0", "--sim", "decode_step_seconds=0",
            "--sim", "prefill_token_seconds=0")  # fmt: skip
 HELP = ("--decode-prompt-chunk", "16", "--decode-prompts-behind", "100")

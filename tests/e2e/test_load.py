@@ -7,7 +7,6 @@ import json
 import random
 
 import httpx
-import pytest
 
 from baton_testing.unsupervised import unsupervised
 from baton_worker.config import EngineConfig
@@ -98,7 +97,6 @@ async def run_all(url: str) -> list[str]:
         return await asyncio.gather(*(one(n) for n in range(REQUESTS)))
 
 
-@pytest.mark.timeout(600)  # of the whole: how long one of them waits is the machine's pace
 async def test_500_mixed_requests_each_end_once_and_leave_nothing(tmp_path):
     # 400 blocks hold some twenty of the longest requests: most others wait or are preempted.
     engine = EngineConfig(kv_blocks=400, max_running=24)

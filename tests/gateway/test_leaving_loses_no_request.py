@@ -11,11 +11,12 @@ from baton_testing.scripted_link import EOS, RowSpec
 from baton_worker.gateway.serving.live_requests import LiveRequests
 from baton_worker.messages import Submit
 
+PATIENCE_SECONDS = 300.0
 BODY = {"model": "tiny", "prompt": [70, 71], "max_tokens": 8}
 
 
 def wait_for(claim):
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + PATIENCE_SECONDS
     while not claim():
         assert time.monotonic() < limit, "the condition did not come true"
 
@@ -63,7 +64,7 @@ def leave():
 
     yield start
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
 
 
@@ -89,17 +90,17 @@ def stream():
 
     yield start
     for reader in readers:
-        reader.join(20)
+        reader.join(PATIENCE_SECONDS)
         assert not reader.is_alive()
 
 
 def test_a_live_stream_ends_in_full(start_gateway, leave, stream):
-    gateway = start_gateway(lambda submit: [70] * 5 + [EOS], drain_seconds=30)
+    gateway = start_gateway(lambda submit: [70] * 5 + [EOS], drain_seconds=600)
     gateway.link.pause()
     reader = stream(gateway)
     leave(gateway)
     gateway.link.resume()
-    reader.join(20)
+    reader.join(PATIENCE_SECONDS)
     assert reader.lines[-1] == "data: [DONE]"
     chunks = [json.loads(line.removeprefix("data: ")) for line in reader.lines[:-1]]
     assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == "stop"
@@ -117,7 +118,7 @@ def test_requests_that_still_come_are_served_and_their_connections_closed(
         assert client.get("/readyz").json()["reasons"] == ["the gateway is leaving"]
         assert client.get("/health").status_code == 503
     clock.now += 1
-    leaving.join(20)
+    leaving.join(PATIENCE_SECONDS)
     assert not leaving.is_alive()
 
 
@@ -132,13 +133,13 @@ def test_who_asks_again_behind_the_last_stream_is_served_while_that_is_a_moment_
         reader = stream(gateway)
         leaving = leave(gateway)
         gateway.link.resume()
-        reader.join(20)
+        reader.join(PATIENCE_SECONDS)
         after_turns(gateway, 5)
         wait_for(lambda: is_closed_behind_the_answer(client))
     after_turns(gateway, 5)
     assert leaving.is_alive()
     clock.now += 1
-    leaving.join(20)
+    leaving.join(PATIENCE_SECONDS)
     assert not leaving.is_alive()
 
 
@@ -161,7 +162,7 @@ def test_a_prompt_that_is_still_being_sent_is_served_however_slow_its_client_is(
         client.sendall(body[20:])
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
     clock.now += 1
-    leaving.join(20)
+    leaving.join(PATIENCE_SECONDS)
     assert not leaving.is_alive()
 
 
@@ -171,7 +172,7 @@ def test_a_defect_while_a_gateway_still_settles_ends_it_and_not_the_time_it_woul
     gateway = start_gateway(settle_seconds=3600, drain_seconds=3600)
     leaving = leave(gateway)
     monkeypatch.setattr(LiveRequests, "__len__", lambda self: 1 // 0)
-    leaving.join(20)
+    leaving.join(PATIENCE_SECONDS)
     assert not leaving.is_alive()
     assert gateway.service.faults.fatal == "housekeeping"
 

@@ -52,7 +52,7 @@ class Prefill:
         heard: list[str] = []
         self.visits.ask(DecodeTarget("decode-0", "", kv_door=door.name), heard.append)
         while not heard:
-            self.calls.get(timeout=20)()
+            self.calls.get(timeout=300)()
         return heard[0]
 
 

@@ -107,7 +107,7 @@ def test_kv_on_a_slow_connection_is_sent_once_whatever_waits_behind_it(handoff_e
     sizes = [8 * MB, *[MB] * 4]
     try:
         for n, size in enumerate(sizes):
-            prefill.transport.offer(proxy.target, large(n, size), 10.0)
+            prefill.transport.offer(proxy.target, large(n, size), 60.0)
         deliver_all(prefill, decode, len(sizes))
     finally:
         proxy.close()
@@ -207,7 +207,7 @@ def test_a_link_of_20_megabytes_a_second_carries_each_byte_once(wire, handoff_en
     decode = made_in(wire.names[1], lambda: handoff_end(config))
     sizes = [60 * MB, *[10 * MB] * 3]
     for n, size in enumerate(sizes):
-        prefill.transport.offer(decode.target, large(n, size), 10.0)
+        prefill.transport.offer(decode.target, large(n, size), 60.0)
     deliver_all(prefill, decode, len(sizes))
     assert prefill.value("baton_handoff_resent_total") == 0
     assert wire.carried_bytes <= 1.1 * sum(sizes)

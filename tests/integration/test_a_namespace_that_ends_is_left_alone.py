@@ -7,8 +7,6 @@ import pytest
 from baton_cluster.kubectl import KubectlError
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 A_PASS = 14
 """Children that one pass may find missing at once; and it is told by the first refusal."""
 

@@ -7,8 +7,6 @@ import pytest
 from baton_cluster.waiting import wait_until
 from baton_worker.config import load_config
 
-pytestmark = pytest.mark.timeout(300)
-
 EXPECTED = {
     ("Deployment", "demo-gateway"), ("Service", "demo"), ("Service", "demo-link"),
     ("Secret", "demo-curve"), ("ServiceAccount", "demo-pods"),

@@ -6,8 +6,6 @@ import pytest
 
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def gateway(**pod):
     return {"gateway": {"template": {"spec": pod}}}

@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def undescribed(schema, path=""):
     """Yield the path of every field without a description."""

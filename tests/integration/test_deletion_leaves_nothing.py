@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from baton_cluster.waiting import wait_until
-
-pytestmark = pytest.mark.timeout(300)
 
 FOREIGN = {
     "apiVersion": "v1",

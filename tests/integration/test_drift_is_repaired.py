@@ -9,10 +9,8 @@ import pytest
 
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
-LIMIT_SECONDS = 10.0
-"""A busy machine may take some of it; who does not hear of the damage takes half an hour."""
+LIMIT_SECONDS = 100.0
+"""A busy machine may take most of it; who does not hear of the damage takes half an hour."""
 EDITS = {
     "Deployment": {"spec": {"replicas": 0, "progressDeadlineSeconds": 33}},
     "Service": {"spec": {"selector": {"stolen": "yes"}}},

@@ -8,8 +8,6 @@ import pytest
 
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.name for path in (ROOT / "examples").glob("*.yaml"))
 

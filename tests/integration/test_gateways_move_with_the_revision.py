@@ -6,8 +6,6 @@ import pytest
 
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 ROLES = [{"name": "prefill", "replicas": 2}, {"name": "decode", "replicas": 4}]
 OTHER = {"image": "demo:2", "model": {"servedName": "m", "path": "/other"}}
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from baton_cluster.waiting import wait_until
-
-pytestmark = pytest.mark.timeout(300)
 
 LEVELS = 9_980
 """Of ten thousand that the server takes in a body."""

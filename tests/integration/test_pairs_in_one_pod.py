@@ -6,8 +6,6 @@ import pytest
 
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def both(replicas=1, **facts):
     return [{"name": role, "replicas": replicas, **facts} for role in ("prefill", "decode")]

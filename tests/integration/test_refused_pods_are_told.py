@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from baton_cluster.waiting import wait_until
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_quota_that_has_no_room_is_in_the_status_until_it_has(

@@ -8,8 +8,6 @@ import pytest
 
 from baton_cluster.kubectl import KubectlError
 
-pytestmark = pytest.mark.timeout(300)
-
 ACCOUNT = "system:serviceaccount:baton-system:baton-operator"
 
 

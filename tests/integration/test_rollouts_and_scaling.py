@@ -10,8 +10,6 @@ import pytest
 from baton_cluster.kubectl import Kubectl
 from baton_cluster.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class Watcher:
     """Looks at worker Deployments by revision and role."""

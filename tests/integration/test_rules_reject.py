@@ -8,8 +8,6 @@ import pytest
 
 from baton_cluster.kubectl import KubectlError
 
-pytestmark = pytest.mark.timeout(300)
-
 PREFILL, DECODE = {"name": "prefill"}, {"name": "decode"}
 
 

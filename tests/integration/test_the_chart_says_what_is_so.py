@@ -9,8 +9,6 @@ import pytest
 from baton_cluster.installation import helm
 from baton_cluster.programs import programs
 
-pytestmark = pytest.mark.timeout(300)
-
 CHART = Path(__file__).resolve().parents[2] / "charts" / "baton"
 UPGRADE = ("upgrade", "baton", str(CHART), "-n", "baton-system", "--dry-run=client")
 SAID = {

@@ -73,9 +73,9 @@ def ready(kubectl: Kubectl) -> Callable[..., None]:
     def wait(*names: str) -> None:
         objects = [f"pdd/{name}" for name in names or ("tiny",)]
         for state in ("Ready", "Reconciling=False"):
-            words = ("wait", f"--for=condition={state}", *objects, "--timeout=240s")
+            words = ("wait", f"--for=condition={state}", *objects, "--timeout=900s")
             # kubectl waits for one after the other, each for as long.
-            kubectl.run(*words, timeout_seconds=250 * len(objects))
+            kubectl.run(*words, timeout_seconds=960 * len(objects))
 
     return wait
 
@@ -88,7 +88,7 @@ def tiny(kubectl: Kubectl, ready: Callable[..., None]) -> Iterator[str]:
         ready()
     yield "tiny"
     kubectl.run(
-        "delete", "pdd", "tiny", "--ignore-not-found", "--timeout=120s", timeout_seconds=130
+        "delete", "pdd", "tiny", "--ignore-not-found", "--timeout=600s", timeout_seconds=660
     )
 
 
@@ -120,7 +120,7 @@ def mimo(
         yield name, checkpoint
     finally:
         kubectl.run(
-            "delete", "pdd", name, "--ignore-not-found", "--timeout=120s", timeout_seconds=130
+            "delete", "pdd", name, "--ignore-not-found", "--timeout=600s", timeout_seconds=660
         )
 
 

@@ -204,7 +204,7 @@ def test_the_eviction_of_the_only_gateway_gives_no_worker_away(kubectl, tiny, re
         with step("draining the only gateway away"):
             chosen = f"--pod-selector=baton.dev/name={tiny},baton.dev/role=gateway"
             kubectl.run("drain", node, chosen, "--delete-emptydir-data", "--grace-period=1",
-                        "--timeout=120s", timeout_seconds=130)  # fmt: skip
+                        "--timeout=600s", timeout_seconds=660)  # fmt: skip
             wait_until("no worker has a gateway", lambda: all(
                 gateways_linked(address) == 0 for address, _ in before.values()
             ), 60, 0.2)  # fmt: skip
@@ -356,8 +356,8 @@ def three_models(kubectl, ready):
             ready(*HOLDS)
         yield {name: kubectl.get("pdd", name)["status"]["updateRevision"] for name in HOLDS}
     finally:
-        kubectl.run("delete", "pdd", *HOLDS, "--ignore-not-found", "--timeout=120s",
-                    timeout_seconds=130)  # fmt: skip
+        kubectl.run("delete", "pdd", *HOLDS, "--ignore-not-found", "--timeout=600s",
+                    timeout_seconds=660)  # fmt: skip
 
 
 def hold(kubectl, pods):
@@ -446,8 +446,8 @@ def near(kubectl, ready):
             ready("near")
         yield "near"
     finally:
-        kubectl.run("delete", "pdd", "near", "--ignore-not-found", "--timeout=120s",
-                    timeout_seconds=130)  # fmt: skip
+        kubectl.run("delete", "pdd", "near", "--ignore-not-found", "--timeout=600s",
+                    timeout_seconds=660)  # fmt: skip
 
 
 def pair_pods(kubectl):
@@ -556,14 +556,14 @@ def test_an_example_of_a_family_serves_what_its_checkpoint_says(mimo, served_at)
 
 
 def test_deletion_leaves_no_pod(kubectl, tiny):
-    kubectl.run("delete", "pdd", tiny, "--timeout=60s", timeout_seconds=70)
+    kubectl.run("delete", "pdd", tiny, "--timeout=600s", timeout_seconds=660)
     words = ("pods,deployments,services,secrets,configmaps", "-l", f"baton.dev/name={tiny}")
     wait_until("nothing is left", lambda: not kubectl.items(*words), 180, 0.5)
 
 
 def uninstall(cluster, kubectl):
     helm(cluster.programs["helm"], kubectl, "uninstall", "-n", "baton-system", "baton", "--wait",
-         "--timeout=120s")  # fmt: skip
+         "--timeout=600s")  # fmt: skip
     assert not kubectl.items("deployments", namespace="baton-system")
     wait_until("nothing of the hooks is left", lambda: not left_by_hooks(kubectl), 60, 0.2)
 
@@ -572,7 +572,7 @@ def test_uninstalling_keeps_the_definitions_and_hangs_on_nothing(cluster, kubect
     uninstall(cluster, kubectl)
     assert kubectl.get("crd", "pddeployments.baton.dev") is not None
     kubectl.run("delete", "crd", "pddeployments.baton.dev", "pdrolescalers.baton.dev",
-                "--timeout=60s", timeout_seconds=70)  # fmt: skip
+                "--timeout=600s", timeout_seconds=660)  # fmt: skip
 
 
 def test_uninstalling_everything_waits_for_no_finalizer_of_ours(cluster, kubectl):

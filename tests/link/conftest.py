@@ -112,12 +112,12 @@ class Log:
         with self._changed:
             return [event for event in self.events if isinstance(event, kind)]
 
-    def wait(self, claim: Callable[[Log], bool], seconds: float = 60.0) -> None:
+    def wait(self, claim: Callable[[Log], bool], seconds: float = 300.0) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: claim(self), seconds):
                 pytest.fail(f"not within {seconds} s; events end in {self.events[-5:]}")
 
-    def wait_until(self, claim: Callable[[], bool], seconds: float = 60.0) -> None:
+    def wait_until(self, claim: Callable[[], bool], seconds: float = 300.0) -> None:
         """Wait for what no event tells, such as a counter."""
         deadline = time.monotonic() + seconds
         while not claim():
@@ -125,7 +125,7 @@ class Log:
                 pytest.fail(f"not within {seconds} s; events end in {self.events[-5:]}")
             time.sleep(0.01)
 
-    def wait_for(self, kind: type, count: int = 1, seconds: float = 60.0) -> list[object]:
+    def wait_for(self, kind: type, count: int = 1, seconds: float = 300.0) -> list[object]:
         self.wait(lambda log: len(log.of(kind)) >= count, seconds)
         return self.of(kind)
 

@@ -38,7 +38,10 @@ from baton_worker.metrics import MetricFactory
 from baton_worker.records.control import Bye, Hello, encode_control
 
 PROGRAM = Path(__file__).with_name("program_linked_worker.py")
-NEVER_SILENT = {"dead_after_seconds": 600.0}
+NEVER_SILENT = {"dead_after_seconds": 60.0}
+"""For no longer than is waited for here: behind a stall of its own, which a busy machine makes, a
+gateway gives as long to connections that ended too.
+"""
 
 
 def free_endpoint() -> str:

@@ -33,4 +33,4 @@ def test_a_connection_of_ours_whose_answers_nobody_read_ends_nothing(kind: str) 
 
 def unread(kind: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(PROGRAM), kind]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

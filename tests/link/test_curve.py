@@ -70,7 +70,7 @@ def count_until(read_metric) -> Callable[..., None]:
     never = threading.Event()
 
     def wait(factory, name: str, reasons: tuple[str, ...], at_least: int = 1) -> None:
-        for _ in range(1500):
+        for _ in range(15_000):
             if sum(read_metric(factory, name, reason=reason) for reason in reasons) >= at_least:
                 return
             never.wait(0.02)
@@ -85,7 +85,7 @@ GATEWAYS_LOGGERS = ("baton_worker.link.switchboard", "baton_worker.link.zap")
 
 def why_refused(worker) -> str:
     """Return what a worker's /readyz says of its only gateway, once there is something to say."""
-    for _ in range(1500):
+    for _ in range(15_000):
         if worker.link.refusals():
             (reason,) = worker.link.refusals().values()
             return WHY[reason]

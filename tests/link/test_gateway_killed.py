@@ -67,7 +67,7 @@ class GatewayProcess:
     def rows(self) -> list[int]:
         return [row for line in self.lines() for row in line[2:]]
 
-    def wait_for_rows(self, claim: Callable[[list[int]], bool], seconds: float = 60.0) -> None:
+    def wait_for_rows(self, claim: Callable[[list[int]], bool], seconds: float = 300.0) -> None:
         ticker = threading.Event()
         for _ in range(int(seconds / 0.02)):
             if claim(self.rows()):
@@ -228,5 +228,5 @@ def test_rows_beyond_a_full_ring_are_refused_by_name_and_terminal_rows_still_fit
     arrived = gateway.rows()
     assert arrived == sorted(arrived)
     missing = {*range(row), 1_000_000} - set(arrived)
-    worker.log.wait(lambda log: refused_rows(log) >= missing, seconds=30.0)
+    worker.log.wait(lambda log: refused_rows(log) >= missing)
     assert refused_rows(worker.log) == missing

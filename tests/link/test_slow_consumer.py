@@ -44,7 +44,7 @@ def test_a_slow_consumer_loses_nothing_and_holds_back_the_sender(
         worker.link.publish(77, columns(77, list(range(row, row + 20))), row)
         most_bytes = max(most_bytes, outbox.n_bytes)
         row += 20
-    gateway.log.wait(lambda log: len(gateway.rows()) >= 60_000, 40)
+    gateway.log.wait(lambda log: len(gateway.rows()) >= 60_000)
     done.set()
     consumer.join()
     assert gateway.rows() == list(range(60_000))

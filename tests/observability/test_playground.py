@@ -60,7 +60,7 @@ class Page:
             self.set(name, value)
         self.one("run").click()
 
-    def wait(self, condition: Any, seconds: float = 120.0) -> None:
+    def wait(self, condition: Any, seconds: float = 600.0) -> None:
         waiting = WebDriverWait(self.chrome, seconds, poll_frequency=0.02)
         waiting.until(lambda _: condition(), f"after {seconds} s: {self.text('status')!r}")
 

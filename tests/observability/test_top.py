@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -13,9 +14,10 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 
-def watched(local: Any, patience: float) -> str:
-    """Return what `top` shows of a second in which requests are served."""
-    command = [sys.executable, "-m", "baton_worker.main", "top", "--once", "--interval", "1"]
+def watched(local: Any, patience: float, seconds: int) -> str:
+    """Return what `top` shows of some seconds in which requests are served."""
+    command = [sys.executable, "-m", "baton_worker.main", "top", "--once"]
+    command += ["--interval", str(seconds)]
     urls = list(local.metrics_urls.values())
     with subprocess.Popen([*command, *urls], stdout=subprocess.PIPE, text=True,
                           env={"COLUMNS": "180"}) as top:  # fmt: skip
@@ -40,11 +42,11 @@ def tokens_per_second(line: list[str]) -> float:
 
 def test_each_process_has_its_line(local: Any, table: list[str], patience: float) -> None:
     deadline = time.monotonic() + patience
-    while True:
-        text = watched(local, patience)
+    for n_tries in itertools.count():
+        text = watched(local, patience, 2**n_tries)
         rows = lines_of(text)
         assert list(rows) == ["gateway", "prefill", "decode"]
-        # A request may take longer than the second that was looked at.
+        # A request may take longer than what was looked at: that is twice as long each time.
         if all(tokens_per_second(line) > 0 for line in rows.values()):
             break
         assert time.monotonic() < deadline, f"a process never had tokens:\n{text}"

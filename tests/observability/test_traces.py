@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 PARENT = "00f067aa0ba902b7"
 EXPECTED = {
     ("baton-gateway", "baton.request"),

@@ -132,6 +132,5 @@ def test_no_step_of_100_random_sequences_splits_a_pair():
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("same_in_every_run")
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_no_step_of_hundreds_of_random_sequences_splits_a_pair():
     run(length(1000, 400), 1)

@@ -15,7 +15,7 @@ CHECK = Path(__file__).parent / "native" / "kernels_check.cc"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # above that of the check, which says what it printed
+@pytest.mark.timeout(3600)  # above that of the check, which says what it printed
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_the_native_check_passes(tmp_path: Path, sanitizers: str) -> None:
     compiler = os.environ.get("CXX") or shutil.which("c++")
@@ -31,5 +31,5 @@ def test_the_native_check_passes(tmp_path: Path, sanitizers: str) -> None:
     subprocess.run(
         [compiler, *flags, *includes, str(CHECK), *map(str, sources), "-o", str(binary)], check=True
     )
-    done = subprocess.run([binary], capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run([binary], capture_output=True, text=True, timeout=3000, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")

@@ -59,7 +59,7 @@ def test_a_gateway_does_not_outlive_its_link_and_its_housekeeping(
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=600,
     )
     assert ended.returncode == EXIT_FAULT, ended.stderr
     assert told in ended.stderr

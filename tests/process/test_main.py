@@ -265,7 +265,7 @@ def test_a_signal_to_end_that_comes_before_its_handler_is_kept(tmp_path, role):
         f"sys.exit(program.main([{role!r}, '--config', {str(path)!r}]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -281,7 +281,7 @@ def test_who_waits_for_a_file_ends_at_once_when_it_is_told_to(tmp_path, role, nu
     with path.open("wb"):  # returns when the process reads
         process.send_signal(number)
         try:
-            assert process.wait(60) == 0
+            assert process.wait(600) == 0
         finally:
             process.kill()
             process.wait()

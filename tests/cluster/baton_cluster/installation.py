@@ -15,7 +15,7 @@ class HelmError(Exception):
     """helm failed; the text is what it said."""
 
 
-def helm(program: Path, kubectl: Kubectl, *words: str, timeout_seconds: float = 300) -> str:
+def helm(program: Path, kubectl: Kubectl, *words: str, timeout_seconds: float = 900) -> str:
     """Return helm's output.
 
     Raises:
@@ -39,7 +39,7 @@ def install_chart(
     for value in values:
         words += ["--set", value]
     if wait:
-        words += ["--wait", "--timeout=120s"]
+        words += ["--wait", "--timeout=600s"]
     with step("installing the chart"):
         helm(program, kubectl, *words)
         wait_until("the API serves the chart's kinds", lambda: _are_served(kubectl), 30, 0.1)

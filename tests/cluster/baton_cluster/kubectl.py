@@ -14,7 +14,7 @@ import yaml
 
 Json = dict[str, Any]
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
 """How long reading is tried while the API server or etcd has no time."""
 _PAUSE_SECONDS = 1.0
 _NO_TIME = (
@@ -35,7 +35,7 @@ class Kubectl:
         self.program = program
         self.kubeconfig = kubeconfig
 
-    def run(self, *words: str, stdin: str | None = None, timeout_seconds: float = 60.0) -> str:
+    def run(self, *words: str, stdin: str | None = None, timeout_seconds: float = 300.0) -> str:
         """Return what kubectl printed.
 
         Raises:
@@ -65,7 +65,7 @@ class Kubectl:
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                found: Json = json.loads(self.run(*listing, timeout_seconds=30))
+                found: Json = json.loads(self.run(*listing, timeout_seconds=60))
             except KubectlError as error:
                 if "NotFound" in str(error):
                     return None

@@ -9,6 +9,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+TIMES_AS_SLOW = 5
+"""How much longer a wait is than what a machine with some other work takes: one that others use may
+be 30 times as slow for minutes. Only what never comes true waits so long.
+"""
+
 
 class NotReadyError(Exception):
     """A state was not reached in time, or can no longer be reached."""
@@ -23,12 +28,16 @@ def wait_until(
 ) -> T:
     """Return the first true result of `look`: an empty text or list is none yet.
 
+    `timeout_seconds` is what it takes at most on a machine with some other work, many times what it
+    takes on a free one; it is waited for `TIMES_AS_SLOW` times as long.
+
     `give_up` returns why there is no point in waiting any longer, else an empty string.
 
     Raises:
         NotReadyError: the time is over, or `give_up` gave a reason.
     """
-    end = time.monotonic() + timeout_seconds
+    most_seconds = TIMES_AS_SLOW * timeout_seconds
+    end = time.monotonic() + most_seconds
     pause = threading.Event()
     while True:
         result = look()
@@ -37,5 +46,5 @@ def wait_until(
         if reason := give_up():
             raise NotReadyError(f"{claim}: {reason}")
         if time.monotonic() > end:
-            raise NotReadyError(f"{claim}: not so after {timeout_seconds:g} s (last: {result!r})")
+            raise NotReadyError(f"{claim}: not so after {most_seconds:g} s (last: {result!r})")
         pause.wait(interval_seconds)

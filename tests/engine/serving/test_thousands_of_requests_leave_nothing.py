@@ -91,7 +91,6 @@ def _objects() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_thousands_of_mixed_requests_leave_no_entry_and_no_object(
     make_bench: Any, make_model: Any, make_prompts: Any
 ) -> None:

@@ -37,7 +37,7 @@ from baton_worker.readiness import Ready
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parents[1]
 MODEL = ROOT / "examples" / "tiny-mtp"
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 """How long a condition may take on a busy machine; what never comes true is told by name then."""
 HTTP = httpx.Client(
     timeout=PATIENCE_SECONDS, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False

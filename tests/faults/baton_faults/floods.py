@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from baton_faults.load import Ask
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 SINK = "sink"
 _ENOUGH_BYTES = 64 << 10
 N_POURING, N_TRICKLING, N_READING = 4, 60, 40

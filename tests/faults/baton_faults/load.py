@@ -19,7 +19,7 @@ import aiohttp
 
 from baton_faults.history import WHOLE, Asked, Ended, Event, Tokens
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 """How long a stream may be silent on a busy machine before it counts as one that never ends."""
 PAUSE_SECONDS = 0.2
 REFUSED = "refused "

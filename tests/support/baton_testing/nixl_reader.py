@@ -17,7 +17,7 @@ from baton_worker.handoff.nixl_pulls import NixlPool, NixlPull
 from baton_worker.handoff.nixl_words import Introduction, Welcome
 from baton_worker.metrics import MetricFactory
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 600.0
 
 
 class NixlReader:

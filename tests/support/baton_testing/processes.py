@@ -12,7 +12,7 @@ from typing import TypeVar
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 """How long a condition may take on a busy machine; what never comes true is told by name then."""
 HTTP = httpx.Client(
     timeout=PATIENCE_SECONDS, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False

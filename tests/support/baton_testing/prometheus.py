@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "baton"
 RULES = sorted((CHART / "rules").glob("*.yaml"))
 INTERVAL = "15s"
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 """How long a value may take to be there on a busy machine: the scrape that tells it may fail."""
 
 

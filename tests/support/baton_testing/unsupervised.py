@@ -28,7 +28,11 @@ from baton_worker.local.layout import CurveFiles, LocalOptions, plan_processes, 
 from baton_worker.ports import port_of, reserve_port
 from baton_worker.readiness import Ready
 
-FOREVER = 600.0
+FOREVER = 3600.0
+NEVER_SILENT_SECONDS = 120.0
+"""Less than tests wait: behind a stall of its own a gateway gives as long to connections that ended
+too.
+"""
 
 
 @dataclass
@@ -102,7 +106,7 @@ def _patient(config: ProcessConfig) -> ProcessConfig:
     """Nothing but the end of a connection may tell of a dead process, and KV may wait in line."""
     return msgspec.structs.replace(
         config,
-        link=msgspec.structs.replace(config.link, dead_after_seconds=FOREVER),
+        link=msgspec.structs.replace(config.link, dead_after_seconds=NEVER_SILENT_SECONDS),
         handoff=msgspec.structs.replace(config.handoff, deadline_seconds=FOREVER),
     )
 
