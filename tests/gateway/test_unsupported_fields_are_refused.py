@@ -88,6 +88,79 @@ VLLM_AT = {
     ],
     Endpoint.COMPLETION: ["prompt_embeds", "suffix"],
 }
+SGLANG = [
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "cache_salt",
+    "custom_labels",
+    "custom_logit_processor",
+    "custom_params",
+    "data_parallel_rank",
+    "disagg_prefill_dp_rank",
+    "ebnf",
+    "extra_key",
+    "ignore_eos",
+    "images_config",
+    "lora_path",
+    "min_p",
+    "min_tokens",
+    "ngram_corpus_id",
+    "no_stop_trim",
+    "priority",
+    "regex",
+    "repetition_penalty",
+    "return_cached_tokens_details",
+    "return_hidden_states",
+    "return_routed_experts",
+    "return_token_ids",
+    "rid",
+    "routed_dp_rank",
+    "routed_experts_start_len",
+    "session_id",
+    "session_params",
+    "skip_special_tokens",
+    "stop_regex",
+    "stop_token_ids",
+    "top_k",
+]
+SGLANG_AT = {
+    Endpoint.CHAT: [
+        "chat_template_kwargs",
+        "continue_final_message",
+        "input_ids",
+        "max_dynamic_patch",
+        "min_dynamic_patch",
+        "reasoning",
+        "return_meta_info",
+        "return_prompt_token_ids",
+        "separate_reasoning",
+        "stream_reasoning",
+        "task",
+        "use_audio_in_video",
+    ],
+    Endpoint.COMPLETION: ["json_schema"],
+}
+FASTDEPLOY = [
+    "bad_words_token_ids",
+    "chat_template_kwargs",
+    "collect_metrics",
+    "completion_token_ids",
+    "disable_chat_template",
+    "disaggregate_info",
+    "include_draft_logprobs",
+    "include_logprobs_decode_token",
+    "logits_processors_args",
+    "max_streaming_response_tokens",
+    "mm_hashes",
+    "prompt_token_ids",
+    "reasoning_max_tokens",
+    "response_max_tokens",
+    "temp_scaled_logprobs",
+    "top_p_normalized_logprobs",
+    "trace_context",
+]
+OF_HOSTED_SERVERS = ["enable_thinking", "thinking", "thinking_budget"]
 VLLM_TOKENIZE = {
     "add_generation_prompt",
     "add_special_tokens",
@@ -120,6 +193,29 @@ def known(endpoint):
 def test_every_field_of_openai_and_vllm_is_honoured_refused_or_harmless(endpoint):
     asked = {*OPENAI[endpoint], *VLLM, *VLLM_AT[endpoint]}
     assert asked - known(endpoint) == set()
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_every_field_of_the_servers_that_users_come_from_is_known_too(endpoint):
+    asked = {*SGLANG, *SGLANG_AT[endpoint], *OF_HOSTED_SERVERS}
+    assert asked - known(endpoint) == set()
+    of_chats = {"chat_template_kwargs"} if endpoint is Endpoint.COMPLETION else set()
+    assert set(FASTDEPLOY) - known(endpoint) == of_chats
+
+
+@pytest.mark.parametrize(
+    ("body", "instead"),
+    [
+        ({"enable_thinking": False}, "chat_template_kwargs"),
+        ({"thinking": {"type": "disabled"}}, "chat_template_kwargs"),
+        ({"continue_final_message": True}, "/v1/completions"),
+        ({"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, "/tokenize"),
+        ({"input_ids": [1]}, "prompt of /v1/completions"),
+        ({"extra_key": "a"}, "cache_salt"),
+    ],
+)
+def test_what_can_be_had_otherwise_is_refused_with_how(body, instead):
+    assert instead in refusal(Endpoint.CHAT, **body).message
 
 
 @pytest.mark.parametrize("endpoint", Endpoint)
@@ -194,7 +290,9 @@ def test_special_tokens_are_a_completions_own_choice():
         refuse_unsupported(Endpoint.COMPLETION, {"add_special_tokens": value})
 
 
-@pytest.mark.parametrize("name", ["audio", "function_call", "refusal"])
+@pytest.mark.parametrize(
+    "name", ["audio", "function_call", "partial", "prefix", "refusal", "tools"]
+)
 def test_a_part_of_a_conversation_that_no_template_is_given_is_refused(name):
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", name: [{"id": "x"}]}]
     assert refusal(Endpoint.CHAT, messages=messages).param == f"messages[1].{name}"
@@ -207,6 +305,12 @@ def test_a_part_of_a_conversation_that_no_template_is_given_is_refused(name):
     [
         ("chat_template", "{{ 1 }}"),
         ("continue_final_message", True),
+        ("disable_chat_template", True),
+        ("enable_thinking", False),
+        ("input_ids", [1]),
+        ("prompt_token_ids", [1]),
+        ("task", "title"),
+        ("thinking", {"type": "disabled"}),
         ("documents", [{"text": "a"}]),
         ("reasoning_effort", "high"),
         ("return_token_strs", True),
@@ -214,6 +318,7 @@ def test_a_part_of_a_conversation_that_no_template_is_given_is_refused(name):
         ("functions", [{"name": "f"}]),
         ("reasoning", {"effort": "high"}),
         ("messages[0].refusal", "no"),
+        ("messages[0].prefix", True),
     ],
 )
 def test_what_would_make_other_tokens_is_refused_where_they_are_told(field, value):

@@ -66,8 +66,8 @@ async def tell(request: Request) -> Response:
 APP = application([Route("/", tell, methods=["GET", "POST"]), Route("/more", tell)])
 
 
-def said_to(data: bytes) -> bytes:
-    """Return what a listener on loopback answers to a connection's bytes."""
+def said_to(*pieces: bytes) -> bytes:
+    """Return what a listener on loopback answers to a connection's bytes, that come in pieces."""
 
     async def talk() -> bytes:
         gate = Gate("api", HttpLimits(), HttpMetrics(MetricFactory(CollectorRegistry(), "m", "r")))
@@ -76,7 +76,8 @@ def said_to(data: bytes) -> bytes:
         loop, make, wire = asyncio.get_running_loop(), config.http_protocol_class, Wire()
         protocol: Any = make(config=config, server_state=ServerState(), app_state={}, _loop=loop)  # type: ignore[operator]
         protocol.connection_made(wire)
-        protocol.data_received(data)
+        for piece in pieces:
+            protocol.data_received(piece)
         for _ in range(20):
             await asyncio.sleep(0)
         protocol.connection_lost(None)
@@ -137,7 +138,8 @@ NO_TARGETS = [b"http://x", b"http://x?y", b"x:443", "/\u00e9".encode()]
 def test_a_target_that_is_none_is_answered(method: bytes, target: bytes) -> None:
     answer = said_to(method + b" " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b'"code":"malformed"' in answer
+    code = b"tunnel" if method == b"CONNECT" and target.isascii() else b"malformed"
+    assert b'"code":"%b"' % code in answer
 
 
 @pytest.mark.parametrize("target", NO_TARGETS, ids=ascii)
@@ -147,3 +149,58 @@ def test_a_target_that_is_none_spoils_no_answer_before_it(target: bytes) -> None
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b'"who":"127.0.0.1"' in answer
     assert answer.count(b"HTTP/1.1") == 1
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+"""As Java's HttpClient writes it into each request, and into its body's head alone."""
+BODIES = [
+    b"content-length: 4\r\n\r\nabcd",
+    b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n3\r\nbcd\r\n0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=["length", "chunks"])
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0"])
+def test_who_asks_for_another_protocol_is_answered_in_this_one(
+    protocol: bytes, body: bytes
+) -> None:
+    asks = UPGRADE.replace(b"h2c", protocol)
+    whole = b"POST / HTTP/1.1\r\nHost: x\r\n" + asks + body
+    plain = said_to(whole.replace(b"Upgrade: " + protocol + b"\r\n", b""))
+    assert plain.startswith(b"HTTP/1.1 200 ")
+    assert b'"n":4' in plain
+    assert without_date(said_to(whole)) == without_date(plain)
+    singly = [whole[i : i + 1] for i in range(len(whole))]
+    assert without_date(said_to(*singly)) == without_date(plain)
+
+
+def test_requests_behind_one_that_asks_for_another_protocol_are_answered_too() -> None:
+    asks = b"GET /more HTTP/1.1\r\nHost: x\r\n" + UPGRADE + b"\r\n"
+    posts = b"POST / HTTP/1.1\r\nHost: x\r\n" + UPGRADE + BODIES[0]
+    plain = b"GET /more HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert said_to(asks + posts + plain + asks).count(b"HTTP/1.1 200 ") == 4
+
+
+@pytest.mark.parametrize("body", BODIES, ids=["length", "chunks"])
+def test_a_body_in_another_protocols_name_is_bounded_as_any(body: bytes) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\n" + UPGRADE
+    for wrong, told in (
+        (b"content-length: 99999999999\r\n\r\n", b"body_too_large"),
+        (b"content-encoding: gzip\r\n" + body, b"content_encoding"),
+        (b"host: y\r\n" + body, b"host"),
+        (b"content-length: 1\r\n" + body, b"malformed"),
+        (b"transfer-encoding: chunked\r\n\r\nz\r\n", b"malformed"),
+        (body.replace(b"\r\n\r\n", b"\r\nexpect: what\r\n\r\n", 1), b"unknown_expectation"),
+    ):
+        assert b'"code":"' + told + b'"' in said_to(head + wrong), told
+
+
+def test_a_wish_for_a_tunnel_is_refused_by_name() -> None:
+    answer = said_to(b"CONNECT /x HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nabcd")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"tunnel"' in answer
+
+
+def without_date(answer: bytes) -> bytes:
+    """Return an answer that two moments give alike."""
+    return b"\r\n".join(line for line in answer.split(b"\r\n") if not line.startswith(b"date:"))

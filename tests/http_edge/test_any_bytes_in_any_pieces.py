@@ -147,6 +147,8 @@ def requests(draw: st.DrawFn) -> bytes:
     """A request that is sound but for its bounds."""
     target = "/" + "t" * draw(st.sampled_from([0, 0, 0, 30, 45]))
     lines = [f"{name}: {value}" for name, value in draw(HEADERS)]
+    if draw(st.booleans()):  # as Java's HttpClient does
+        lines += ["connection: upgrade", "upgrade: h2c"]
     # Where there is no route the answer comes before the body, whose rest is then thrown away.
     is_read_whole = target == "/" or len(target) > LIMITS.max_target_bytes
     size = draw(st.sampled_from([0, 10, 49, 51, 70] if is_read_whole else [0, 10, 49]))

@@ -562,22 +562,6 @@ def test_a_flood_of_refusals_is_counted_whole_and_logged_now_and_then(
     assert len(caplog.records) == 2
 
 
-@pytest.mark.parametrize("framing", [b"content-length: 4\r\n", b"transfer-encoding: chunked\r\n"])
-def test_a_body_that_asks_for_another_protocol_is_refused_by_name(
-    serve: Serve, framing: bytes
-) -> None:
-    """The parser stops at such headers: the route would be given an empty body."""
-    listener = serve()
-    upgrade = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAA\r\n"
-    body = b"4\r\nabcd\r\n0\r\n\r\n" if b"chunked" in framing else b"abcd"
-    answer = listener.talk(b"POST /echo HTTP/1.1\r\nhost: x\r\n" + upgrade + framing, b"\r\n", body)
-    assert status_of(answer) == 400
-    assert code_of(answer) == "upgrade_with_body"
-    assert b"HTTP_1_1" in answer
-    assert listener.asked == []
-    assert listener.count("upgrade_with_body") == 1
-
-
 def test_an_upgrade_without_a_body_is_answered_in_this_protocol(serve: Serve) -> None:
     listener = serve()
     upgrade = b"connection: upgrade, close\r\nupgrade: h2c\r\n"

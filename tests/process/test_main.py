@@ -16,6 +16,8 @@ import pytest
 
 from baton_testing.tiny_model import TINY_MODEL
 from baton_worker.local.command import how_it_ended
+from baton_worker.local.flags import local_options
+from baton_worker.local.layout import plan_processes
 from baton_worker.logs import JsonFormatter, TextFormatter
 from baton_worker.main import build_parser, main
 from baton_worker.readiness import EXIT_BAD_CONFIG
@@ -120,6 +122,7 @@ def test_every_command_explains_itself(command, capsys):
         (["control", "/nosuch", "drain"], "`baton-worker local` prints those of its workers"),
         (["local", "--model", "m", "--port", "70000"], "--port is 70000, not in 0..65535"),
         (["local", "--model", "m", "--max-running", "0"], "--max-running is 0, not in 1.."),
+        (["local", "--model", "m", "--max-model-len", "-1"], "--max-model-len is -1, not in 0.."),
         (["local", "--model", "m", "--max-waiting", "0"], "--max-waiting is 0, not in 1.."),
         (["local", "--model", "m", "--kv-blocks", "-1"], "--kv-blocks is -1, not in 0.."),
         (["local", "--model", "m", "--prefill-chunk", "0"], "--prefill-chunk is 0, not in 1.."),
@@ -196,6 +199,14 @@ def test_log_flags_stand_before_a_command_or_behind_it(command, flags):
     )
     assert before == behind
     assert before != vars(build_parser().parse_args(command))
+
+
+@pytest.mark.parametrize(("flags", "told"), [(["--max-model-len", "64"], 64), ([], 0)])
+def test_how_long_a_request_may_be_reaches_the_workers_of_a_local_deployment(flags, told):
+    options = local_options(build_parser().parse_args(["local", "--model", "m", *flags]))
+    plans = plan_processes(options, [5555], {})
+    lengths = {plan.name: plan.config.engine.max_model_len for plan in plans}
+    assert {lengths["prefill-0"], lengths["decode-0"]} == {told}
 
 
 def test_each_flag_of_a_local_deployment_is_explained_with_its_default():

@@ -40,6 +40,15 @@ def names_no_host(headers: Headers, version: str) -> bool:
     return n_hosts > 1 or (n_hosts == 0 and version >= "1.1")
 
 
+def head_without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
+    """Return a request's head as it was, but that it asks for no other protocol, as Java's
+    HttpClient does of each request in the clear. What `Connection` says of that means nothing then.
+    """
+    lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
+    lines += [b"%b: %b" % (name, value) for name, value in headers if name != b"upgrade"]
+    return b"\r\n".join([*lines, b"", b""])
+
+
 def _members(headers: Headers, wanted: bytes) -> Iterator[bytes]:
     for name, value in headers:
         if name == wanted:

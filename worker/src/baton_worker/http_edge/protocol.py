@@ -24,6 +24,7 @@ from baton_worker.http_edge.headers import (
     CONTINUE,
     announced_bytes,
     expectations,
+    head_without_upgrade,
     is_encoded,
     names_no_host,
 )
@@ -31,6 +32,7 @@ from baton_worker.http_edge.refusals import Refusal
 from baton_worker.http_edge.unchunked import knows_chunks, until_closed
 
 MAX_PIPELINED = 16
+_TUNNEL = b"CONNECT"
 _CHUNK_BYTES = 32
 """More than a chunk's size and line ends take."""
 _LAST_LOOK_SECONDS = 0.05
@@ -91,10 +93,31 @@ class BoundedProtocol(HttpToolsProtocol):
             self._raw_body_bytes += len(data)
         else:
             self._head_bytes += len(data)
-        super().data_received(data)
+        self._feed(data)
         if self._has_unparsed_excess():
             self._refuse(refusals.HEADERS)
         self._watch_what_is_awaited()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse, as uvicorn does, but for requests to speak another protocol. RFC 9110, 7.8 lets a
+        server ignore these, and the parser cannot: it takes nothing behind such a head for a body
+        or a request. So the head is parsed again without them, and then what came behind it.
+        """
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as asked:
+                    data = data[asked.args[0] :]
+                method, version = self.parser.get_method(), self.parser.get_http_version()
+                head = head_without_upgrade(method, self.url, version, self.headers)
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+                self.parser.feed_data(head)
+        except httptools.HttpParserError:
+            self._refuse(self._why or refusals.MALFORMED)
 
     def _watch_what_is_awaited(self) -> None:
         if self._is_over:
@@ -129,7 +152,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.message_event.set()
         super().connection_lost(exc)
 
-    # What the parser finds. Raising here ends the feeding of it: see `send_400_response`.
+    # What the parser finds. Raising here ends the feeding of it: see `_feed`.
 
     def on_message_begin(self) -> None:
         """Begin to count anew."""
@@ -158,6 +181,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Bound the body that is announced, and the requests that wait for answers before them."""
+        if self.parser.should_upgrade() and self.parser.get_method() != _TUNNEL:
+            return  # comes again: see `_feed`
         refusal = self._misfit()
         if refusal is not None:
             self._raise(refusal)
@@ -185,15 +210,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Wait for the next request."""
+        if self.parser.should_upgrade():
+            return
         self._let_go()
         self._part = _Part.REQUEST
         super().on_message_complete()
 
     # What uvicorn does
-
-    def send_400_response(self, msg: str) -> None:
-        """Say which bound was passed instead, if it was one."""
-        self._refuse(self._why or refusals.MALFORMED)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
@@ -226,8 +249,8 @@ class BoundedProtocol(HttpToolsProtocol):
         n_announced, expected = announced_bytes(self.headers), expectations(self.headers)
         if n_announced > self.gate.limits.max_body_bytes:
             return refusals.BODY
-        if n_announced and self.parser.should_upgrade():  # the parser would drop the body
-            return refusals.UPGRADE
+        if self.parser.get_method() == _TUNNEL:
+            return refusals.TUNNEL
         if n_announced and is_encoded(self.headers):
             return refusals.ENCODED
         if expected - {CONTINUE}:

@@ -52,12 +52,7 @@ HEADERS_LATE = Refusal(
 )
 BODY_LATE = Refusal(408, "body_timeout", "the request's body took longer than {body_seconds:g} s")
 PIPELINED = Refusal(400, "too_many_pipelined", "too many requests were sent ahead of their answers")
-UPGRADE = Refusal(
-    400,
-    "upgrade_with_body",
-    "a request with a body cannot ask for another protocol: send no Upgrade header (Java's"
-    " HttpClient does unless it is given version HTTP_1_1)",
-)
+TUNNEL = Refusal(400, "tunnel", "CONNECT asks a proxy for a tunnel, and this is none")
 HOST = Refusal(400, "host", "a request has one Host header, which HTTP/1.0 may leave out")
 EXPECTATION = Refusal(
     417, "unknown_expectation", "the Expect header asks for something else than 100-continue"
@@ -72,5 +67,5 @@ MALFORMED = Refusal(400, "malformed", "this is no HTTP request")
 
 ALL = (
     CONNECTIONS, OF_ADDRESS, RECEIVING, TARGET, HEADERS, BODY, HEADERS_LATE, BODY_LATE, PIPELINED,
-    UPGRADE, HOST, EXPECTATION, ENCODED, MALFORMED,
+    TUNNEL, HOST, EXPECTATION, ENCODED, MALFORMED,
 )  # fmt: skip

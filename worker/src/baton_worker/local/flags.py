@@ -59,6 +59,9 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
                         help="most top_logprobs, up to 64 (%(default)s)")  # fmt: skip
     parser.add_argument("--max-running", type=int, default=32, metavar="N",
                         help="requests stepped at once (%(default)s)")  # fmt: skip
+    parser.add_argument("--max-model-len", type=int, default=0, metavar="TOKENS",
+                        help="most tokens of prompt and output together "
+                        "(%(default)s: what the model can)")  # fmt: skip
     parser.add_argument("--max-waiting", type=int, default=1024, metavar="N",
                         help="requests queued beyond them (%(default)s)")  # fmt: skip
     parser.add_argument("--kv-blocks", type=int, default=0, metavar="N",
@@ -98,6 +101,7 @@ def local_options(options: argparse.Namespace) -> LocalOptions:
         ("port", 0, 65535),
         ("max_running", 1, 1 << 20),
         ("max_waiting", 1, 1 << 20),
+        ("max_model_len", 0, 1 << 31),
         ("kv_blocks", 0, 1 << 31),
         ("prefill_chunk", 1, 1 << 20),
         ("decode_prompt_chunk", 0, 1 << 20),
@@ -150,6 +154,7 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         kv_blocks=options.kv_blocks,
         max_running=options.max_running,
         max_waiting=options.max_waiting,
+        max_model_len=options.max_model_len,
         prefill_chunk_tokens=options.prefill_chunk,
         decode_prompt_chunk_tokens=options.decode_prompt_chunk,
         tensor_parallel_size=options.tp,
