@@ -120,3 +120,11 @@ def test_an_answer_round_trips(handle, attempt, kind, text):
 
 def test_an_unknown_refusal_code_still_counts_as_refused():
     assert Answer(1, 0, int(AnswerKind.REFUSED), code=250).error is ErrorCode.HANDOFF_REFUSED
+
+
+def test_a_refusal_of_what_is_over_is_a_plain_one_to_workers_that_know_no_better():
+    over = Answer(1, 0, int(AnswerKind.REFUSED), message="the request is over")
+    assert over.is_over
+    assert over.error is ErrorCode.HANDOFF_REFUSED
+    for kind, code in ((AnswerKind.QUEUED, 0), (AnswerKind.REFUSED, 250), (AnswerKind.REFUSED, 5)):
+        assert not Answer(1, 0, int(kind), code).is_over

@@ -68,6 +68,11 @@ def test_a_full_line_refuses_and_a_request_that_is_over_too(handoff_end):
     assert isinstance(events[0], HandoffGranted)
     failed = {event.key: event.code for event in events if isinstance(event, HandoffFailed)}
     assert failed == {key(3): ErrorCode.DECODE_FULL, key(9): ErrorCode.HANDOFF_REFUSED}
+    assert {event.key for event in events[1:] if event.is_over} == {key(9)}
+    for reason, n in (("cancelled", 1), ("decode_full", 1), ("handoff_refused", 0)):
+        assert prefill.value("baton_handoff_outcomes_total", outcome=reason) == n, reason
+    for reason, n in (("over", 1), ("decode_full", 1), ("handoff_refused", 0)):
+        assert decode.value("baton_handoff_refused_total", reason=reason) == n, reason
 
 
 @pytest.fixture

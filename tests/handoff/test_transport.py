@@ -389,6 +389,19 @@ def test_an_offer_that_is_malformed_but_names_its_request_is_refused_at_once(
     assert decode.value("baton_handoff_malformed_total") == 1
 
 
+def test_an_offer_that_decode_has_heard_to_be_over_is_cancelled_and_no_failure(
+    prefill, decode, make_handoff
+):
+    prefill.transport.offer(decode.target, make_handoff(), 60.0)
+    decode.next()
+    decode.transport.refuse(KEY, None, "the request is over")
+    event = prefill.next()
+    assert isinstance(event, HandoffFailed)
+    assert event.is_over
+    assert prefill.value("baton_handoff_outcomes_total", outcome="cancelled") == 1
+    assert prefill.value("baton_handoff_outcomes_total", outcome="handoff_refused") == 0
+
+
 def test_garbage_on_the_port_is_counted_and_harms_nobody(prefill, decode, make_handoff):
     context: zmq.Context[Any] = zmq.Context()
     dealer = context.socket(zmq.DEALER)

@@ -142,11 +142,12 @@ class MemoryTransport:
         self.answers.append((key, "imported"))
         self._tell(key, HandoffDelivered(key, 0.0, 0, 0.0))
 
-    def refuse(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+    def refuse(self, key: RequestKey, code: ErrorCode | None, message: str) -> None:
         self.places.leave(key)
         self.grant()
-        self.answers.append((key, code.name))
-        self._tell(key, HandoffFailed(key, code, message))
+        self.answers.append((key, code.name if code else "over"))
+        told = code or ErrorCode.HANDOFF_REFUSED
+        self._tell(key, HandoffFailed(key, told, message, is_over=code is None))
 
     def _tell(self, key: RequestKey, event: HandoffEvent) -> None:
         for peer in self.peers.values():

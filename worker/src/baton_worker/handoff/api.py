@@ -51,11 +51,15 @@ class HandoffDelivered:
 
 @dataclass(frozen=True, slots=True)
 class HandoffFailed:
-    """Decode refused a place or an offer, or was silent until the deadline."""
+    """Decode refused a place or an offer, or was silent until the deadline.
+
+    `is_over`: decode heard first that the request is over, as of a client that left.
+    """
 
     key: RequestKey
     code: ErrorCode
     message: str
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,8 +142,8 @@ class KvTransport(Protocol):
     def acknowledge(self, key: RequestKey) -> None:
         """Tell the sender that the KV sits in this process's pool."""
 
-    def refuse(self, key: RequestKey, code: ErrorCode, message: str) -> None:
-        """Tell the sender that this process will not take it."""
+    def refuse(self, key: RequestKey, code: ErrorCode | None, message: str) -> None:
+        """Tell the sender that this process will not take it; without a code: it is over."""
 
     def close(self) -> None:
         """Close the sockets and end the thread; open offers get no event."""

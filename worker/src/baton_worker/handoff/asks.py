@@ -131,7 +131,7 @@ class AskBook:
             return HandoffGranted(entry.key, now - entry.asked_at_seconds)
         elif answer.kind == AnswerKind.REFUSED:
             self._forget(entry)
-            return HandoffFailed(entry.key, answer.error, answer.message)
+            return HandoffFailed(entry.key, answer.error, answer.message, answer.is_over)
         return None
 
     def connection_lost(self, address: Address, now: float) -> None:

@@ -78,7 +78,11 @@ class AnswerKind(enum.IntEnum):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """Decode's word on an offer."""
+    """Decode's word on an offer.
+
+    `code` of a refusal: an ErrorCode, or 0, which older workers take for a plain refusal: the
+    request is over, so that nobody failed.
+    """
 
     handle: int
     attempt: int
@@ -90,6 +94,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     def key(self) -> RequestKey:
         """The offer that is answered."""
         return RequestKey(self.handle, self.attempt)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it refuses what is over."""
+        return self.kind == AnswerKind.REFUSED and not self.code
 
     @property
     def error(self) -> ErrorCode:

@@ -214,9 +214,10 @@ class HandoffMetrics:
         self._outcomes = factory.counter(
             "baton_handoff_outcomes",
             "Offers by outcome, and asks for a place that came to none (cancelled: the request"
-            " ended before decode's answer was read; unanswered: the same, and decode was silent"
-            " about it for a second or more, or the connection to it had broken; unimported: the"
-            " same, and decode had had its KV for a second or more without importing it)",
+            " ended before decode's answer was read, or decode heard so first; unanswered: it"
+            " ended, and decode was silent about it for a second or more, or the connection to it"
+            " had broken; unimported: it ended, and decode had had its KV for a second or more"
+            " without importing it)",
             labels=("outcome",),
         )
         for outcome in (*_OUTCOMES, *(code.name.lower() for code in FAILURES)):
@@ -228,7 +229,8 @@ class HandoffMetrics:
         )
         self._refused = factory.counter(
             "baton_handoff_refused",
-            "Asks and offers that this worker refused, by reason",
+            "Asks and offers that this worker refused, by reason (over: of requests that it had"
+            " heard to be over, as when clients leave)",
             labels=("reason",),
         )
 
@@ -240,7 +242,7 @@ class HandoffMetrics:
             self.import_seconds.observe(event.seconds - event.transfer_seconds)
             self._outcomes.labels(*self._factory.values("delivered")).inc()
         else:
-            self.failed(event.code)
+            self.failed(event)
 
     def cancelled(self) -> None:
         """Count an offer whose request ended while it was open."""
@@ -254,13 +256,15 @@ class HandoffMetrics:
         """Count an offer whose request ended while its KV lay at decode."""
         self._outcomes.labels(*self._factory.values("unimported")).inc()
 
-    def failed(self, code: ErrorCode) -> None:
+    def failed(self, failure: HandoffFailed) -> None:
         """Count an offer that ended without delivery."""
-        self._outcomes.labels(*self._factory.values(code.name.lower())).inc()
+        outcome = "cancelled" if failure.is_over else failure.code.name.lower()
+        self._outcomes.labels(*self._factory.values(outcome)).inc()
 
-    def refused(self, code: ErrorCode) -> None:
-        """Count an offer turned away on the receiving side."""
-        self._refused.labels(*self._factory.values(code.name.lower())).inc()
+    def refused(self, code: ErrorCode | None) -> None:
+        """Count an offer turned away on the receiving side; without a code: it was over."""
+        reason = "over" if code is None else code.name.lower()
+        self._refused.labels(*self._factory.values(reason)).inc()
 
     def handshake_refused(self, reason: str) -> None:
         """Count a connection that was not allowed."""

@@ -297,7 +297,7 @@ class OfferBook:
         self._close(offer)
         if answer.kind == AnswerKind.IMPORTED:
             return _delivered(offer, now)
-        return HandoffFailed(offer.key, answer.error, answer.message)
+        return HandoffFailed(offer.key, answer.error, answer.message, answer.is_over)
 
     def _patience_ends(self, offer: Offer, is_connected: bool) -> float:
         ends_at = self._silent_since(offer) + offer.deadline_seconds

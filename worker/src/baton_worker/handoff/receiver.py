@@ -181,7 +181,7 @@ class Receiver:
         self._routes.pop(key, None)
         self._grant()
 
-    def refuse(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+    def refuse(self, key: RequestKey, code: ErrorCode | None, message: str) -> None:
         """See `KvTransport.refuse`."""
         self._metrics.refused(code)
         self._answer(_refusal(key, code, message))
@@ -203,7 +203,7 @@ class Receiver:
             self._metrics.places.held_up("line")
             self._turn_away(key, ErrorCode.DECODE_FULL, "this decode worker's line is full")
         elif reply is Reply.OVER:
-            self._turn_away(key, ErrorCode.HANDOFF_REFUSED, "the request is over")
+            self._turn_away(key, None, "the request is over")
         elif key not in self._grant():
             self._put_off(key, OWN)
 
@@ -222,7 +222,7 @@ class Receiver:
             self._metrics.places.held_up("line")
             self._turn_away(ask.key, ErrorCode.DECODE_FULL, "this decode worker's line is full")
         elif reply is Reply.OVER:
-            self._turn_away(ask.key, ErrorCode.HANDOFF_REFUSED, "the request is over")
+            self._turn_away(ask.key, None, "the request is over")
         elif reply is Reply.GRANTED:
             self._answer(Answer(*ask.key, AnswerKind.GRANTED))
         elif ask.key not in self._grant():
@@ -316,7 +316,7 @@ class Receiver:
             self._told_filled.discard(key)
             self._on_event(HandoffWithdrawn(key))
 
-    def _turn_away(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+    def _turn_away(self, key: RequestKey, code: ErrorCode | None, message: str) -> None:
         """Refuse what came; its sender takes that for the end, so no place is kept for it."""
         self._metrics.refused(code)
         self._places.turn_away(key)
@@ -363,8 +363,9 @@ class Receiver:
             self._metrics.places.own_prompts.inc()
             self._on_event(HandoffGranted(answer.key, seconds))
         else:
-            self._on_event(HandoffFailed(answer.key, answer.error, answer.message))
+            failed = HandoffFailed(answer.key, answer.error, answer.message, answer.is_over)
+            self._on_event(failed)
 
 
-def _refusal(key: RequestKey, code: ErrorCode, message: str) -> Answer:
-    return Answer(*key, AnswerKind.REFUSED, int(code), message)
+def _refusal(key: RequestKey, code: ErrorCode | None, message: str) -> Answer:
+    return Answer(*key, AnswerKind.REFUSED, int(code or 0), message)

@@ -278,7 +278,7 @@ class Sender:
 
     def fail(self, failure: HandoffFailed) -> None:
         """Count and tell a failure."""
-        self._metrics.failed(failure.code)
+        self._metrics.failed(failure)
         self._on_event(failure)
 
     def _receive(

@@ -185,7 +185,7 @@ class ZmqKvTransport:
         assert self._receiver is not None, "a process that takes offers"
         self._call(partial(self._receiver.acknowledge, key))
 
-    def refuse(self, key: RequestKey, code: ErrorCode, message: str) -> None:
+    def refuse(self, key: RequestKey, code: ErrorCode | None, message: str) -> None:
         """Answer REFUSED."""
         assert self._receiver is not None, "a process that takes offers"
         self._call(partial(self._receiver.refuse, key, code, message))

@@ -55,13 +55,16 @@ class Endings:
         for key, finish in ends(columns):
             self.leave(key, _OUTCOMES.get(finish, Outcome.FAILED))
 
-    def end(self, key: RequestKey, code: ErrorCode, message: str) -> None:
-        """End a request that is not in the engine with an error row of its own."""
+    def end(self, key: RequestKey, code: ErrorCode, message: str, *, is_over: bool = False) -> None:
+        """End a request that is not in the engine with an error row of its own; `is_over`: of which
+        another has heard that nobody waits for it, so that it is no failure.
+        """
         log.info("request ended", extra={"key": key, "code": code.name, "why": message})
-        self.parts.metrics.refused(code)
+        if not is_over:
+            self.parts.metrics.refused(code)
         row = error_columns(key, code, message)
         self.parts.link.publish(incarnation_of(key.handle), row, self._step_id)
-        self.leave(key, Outcome.FAILED)
+        self.leave(key, Outcome.ABORTED if is_over else Outcome.FAILED)
 
     def fail(self, key: RequestKey, code: ErrorCode, message: str) -> None:
         """End a request that may be in the engine; its row comes with the next step."""

@@ -135,8 +135,8 @@ class WorkerLoop:
             case HandoffDelivered(key):
                 self.parts.engine.release_handoff(key)
                 self.endings.leave(key, Outcome.HANDED_OVER)
-            case HandoffFailed(key, code, message):
-                self._not_handed_over(key, code, message)
+            case HandoffFailed():
+                self._not_handed_over(event)
             case HandoffFilled(filled, n_tokens):
                 self.parts.engine.pull_ahead(filled, n_tokens)
             case HandoffWithdrawn(key):
@@ -220,7 +220,7 @@ class WorkerLoop:
             if not self.live.holds(key):
                 self.parts.transport.leave(key)
         elif verdict is OfferVerdict.CLOSED:
-            self.parts.transport.refuse(key, ErrorCode.HANDOFF_REFUSED, "the request is over")
+            self.parts.transport.refuse(key, None, "the request is over")
         elif verdict is OfferVerdict.FULL:
             self.parts.transport.refuse(key, ErrorCode.DECODE_FULL, "no place left")
         elif verdict is OfferVerdict.ADMIT:
@@ -236,11 +236,14 @@ class WorkerLoop:
         self.live.enter(key)
         self.parts.traces.arrived(key, handoff.state.traceparent)
 
-    def _not_handed_over(self, key: RequestKey, code: ErrorCode, message: str) -> None:
-        """End a request whose handoff failed, unless it has ended while that was on its way."""
+    def _not_handed_over(self, failure: HandoffFailed) -> None:
+        """End a request whose handoff failed, unless it has ended while that was on its way. What
+        is over at decode is told as any other, for it may be over there alone (its gateway's link).
+        """
+        key = failure.key
         self.parts.engine.release_handoff(key)
         if self.live.holds(key) and not self.live.is_ending(key):
-            self.endings.end(key, code, message)
+            self.endings.end(key, failure.code, failure.message, is_over=failure.is_over)
 
     def _abandon(self, incarnation: int, reason: str) -> None:
         """A gateway process is gone: nobody reads its rows, so free what its requests hold."""
