@@ -44,10 +44,18 @@ def all_states(target, budget):
         )
 
 
-def followed(revisions, wanted, broken):
-    """Return the revisions when workloads have done as they were told; broken pods stay unready."""
+def followed(revisions, wanted, broken, lost=()):
+    """Return the revisions when workloads have done as they were told; broken pods stay unready,
+    and of `lost` revisions those that are not ready before.
+    """
+
+    def ready(revision, now):
+        if revision.name in lost:
+            return revision.ready.capped(now)
+        return Counts() if revision.name in broken else now
+
     return tuple(
-        Revision(r.name, now, now, Counts() if r.name in broken else now)
+        Revision(r.name, now, now, ready(r, now))
         for r in revisions
         for now in [wanted.get(r.name, r.desired)]
     )
@@ -111,7 +119,7 @@ class Steps:
         return self._known[state]
 
 
-def check_end(steps, target, goal, start, answering, broken, ending):
+def check_end(steps, target, goal, start, answering, broken, ending, lost=()):
     """Follow steps to the goal; `ending` holds the states known to get there, and gains these."""
     state, passed = (start, answering), []
     while state not in ending:
@@ -120,7 +128,7 @@ def check_end(steps, target, goal, start, answering, broken, ending):
         step = steps(*state)
         if step.phase is Phase.COMPLETE:
             break
-        revisions = followed(state[0], step.wanted, broken)
+        revisions = followed(state[0], step.wanted, broken, lost)
         state = revisions, moved(state[1], goal, revisions, target)
     ending.update(passed)
 
@@ -152,6 +160,16 @@ def test_from_any_state_steps_keep_budgets_and_end_at_the_goal(
             check_step(target, budget, revisions, next_step(problem).wanted, answering)
             for broken, ending in ends.items():
                 check_end(steps, target, goal, revisions, answering, broken, ending)
+
+
+@pytest.mark.parametrize("lost", ["a", "b", "ab"])
+@pytest.mark.parametrize("answering", ["", "a", "b"])
+def test_a_third_revision_begins_although_pods_of_others_never_come(lost, answering):
+    target, budget, ending = Counts(1, 1), Budget(1, 0), set()
+    steps = Steps(target, budget, "c", "a")
+    for revisions in all_states(target, budget):
+        if not revisions[2].is_live:
+            check_end(steps, target, "c", revisions, answering, (), ending, lost)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

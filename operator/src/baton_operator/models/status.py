@@ -43,8 +43,8 @@ class RolloutStatus(Model, frozen=True):
     """Where the rollout stands."""
 
     phase: Annotated[
-        str, about("Complete, Progressing, Paused, Partitioned, Suspended, Failed, RollingBack or "
-              "RolledBack.",
+        str, about("Complete, Progressing, Paused, Partitioned, Suspended, Failed, RollingBack, "
+              "RollbackFailed or RolledBack.",
                    max_length=32)
     ] = ""  # fmt: skip
     step: Annotated[
@@ -54,8 +54,10 @@ class RolloutStatus(Model, frozen=True):
     ] = 0  # fmt: skip
     steps: Annotated[int, about("Pairs in all.")] = 0
     reached: Annotated[
-        int, about("Most pairs that the update revision has served since its pods were all ready.")
-    ] = 0
+        int,
+        about("Most pairs that the revision which is rolled to has served since its pods were all "
+              "ready."),
+    ] = 0  # fmt: skip
     failed_revision: Annotated[
         str, about("Revision that missed its progress deadline.", max_length=63)
     ] = ""
@@ -64,6 +66,12 @@ class RolloutStatus(Model, frozen=True):
         about("What kept the failed revision's pods from serving when it failed; kept as long as "
               "failedRevision is.",
               max_length=2048),
+    ] = ""  # fmt: skip
+    lost_revision: Annotated[
+        str,
+        about("Revision that a rollback could not restore in the deadline, while updateRevision "
+              "served more after all; nothing returns to it until the spec changes.",
+              max_length=63),
     ] = ""  # fmt: skip
     progress_time: Annotated[
         str,

@@ -23,9 +23,10 @@ from baton_operator.planning.scaling import Scaling, Wanted, scale
 class Memory(NamedTuple):
     """What the last status says about the rollout; unix seconds.
 
-    `reached` is the most pairs that `update` has served since all its pods were last ready,
-    `progress_at` when that last grew, `waited` the time that counts towards the deadline.
-    `answering` is the revision that every serving gateway pod was last of.
+    `reached` is the most pairs that the revision which is rolled to has served since all its pods
+    were last ready, `progress_at` when that last grew, `waited` the time that counts towards the
+    deadline: all of it where a rollback is late. `answering` is the revision that every serving
+    gateway pod was last of, `lost` the one that a rollback could not bring back.
     """
 
     current: str = ""
@@ -37,6 +38,7 @@ class Memory(NamedTuple):
     is_upgrade: bool = False
     is_gateway_upgrade: bool = False
     answering: str = ""
+    lost: str = ""
 
 
 class Turn(NamedTuple):
@@ -88,6 +90,7 @@ class Plan:
     Attributes:
         update: the revision that the spec names.
         goal: the revision to aim at: `update`, or the one to fall back to.
+        is_late: whether this is a rollback whose pods missed the deadline as well.
         current: the revision that a rollback returns to, after this step; see `_current`.
         gateway: the revision that the gateways shall be of.
         retired: revisions that nothing needs any more.
@@ -101,6 +104,7 @@ class Plan:
     target: Counts
     update: str
     goal: str
+    is_late: bool
     current: str
     gateway: str
     step: Step
@@ -130,24 +134,25 @@ def make_plan(
     2. Carry the memory on: a new update revision starts anew, and so does progress. This comes
        before the deadline, so that a pass that comes late does not fail what went well.
     3. Step towards the spec's revision, and charge the time for which that waits for pods.
-    4. Where the deadline is missed, step towards the revision to fall back to instead.
+    4. Where the deadline is missed, step towards the revision to fall back to instead; where that
+       is late as well and the spec's serves more by now, towards the spec's again, for good.
     5. Note completion; retire revisions that hold nothing and are not wanted.
     """
     scaling = scale_roles(spec, facts)
     target = Counts() if spec.suspend else Counts(scaling.prefill.replicas, scaling.decode.replicas)
     stable = _stable(facts, memory)
-    of_update = facts.counted(update, target)
-    memory = memory._replace(answering=_answering(memory, facts))
-    memory = _progressed(_carried(memory, update, facts, now), of_update, target, now)
+    memory = _carried(memory._replace(answering=_answering(memory, facts)), update, facts, now)
     goal = _goal(spec, memory, stable, update)
+    memory = _progressed(memory, facts.counted(goal, target), goal, target, now)
     step = _step(spec, target, goal, stable, facts, memory.answering)
-    if stable == update or memory.failed == update:
-        memory, look_in = memory._replace(waited=Waited()), None
-    else:
-        memory, look_in = _judged(spec, memory, facts.awaited(update, target), step, now)
-        if memory.failed == update:
-            goal = _goal(spec, memory, stable, update)
-            step = _step(spec, target, goal, stable, facts, memory.answering)
+    memory, look_in = _judged(spec, memory, facts.awaited(goal, target), goal, stable, step, now)
+    memory = _without_lost(spec, memory, facts, stable, step, target, now)
+    if (goal_now := _goal(spec, memory, stable, update)) != goal:
+        goal = goal_now
+        memory = _begun(memory, facts.counted(goal, target), goal, target)
+        step = _step(spec, target, goal, stable, facts, memory.answering)
+        awaited = facts.awaited(goal, target)
+        memory, look_in = _judged(spec, memory, awaited, goal, stable, step, now)
     current = _current(step, goal, stable, facts, target)
     if step.phase is Phase.COMPLETE and goal == update:  # late, but with nothing to go back to
         memory = memory._replace(failed="")
@@ -156,6 +161,7 @@ def make_plan(
         target=target,
         update=update,
         goal=goal,
+        is_late=goal != update and _is_late(spec, memory),
         current=current,
         gateway=_gateway(spec, facts, goal, stable, target),
         step=step,
@@ -233,25 +239,69 @@ def _step(
 
 
 def _judged(
-    spec: PDDeploymentSpec, memory: Memory, facts: Facts, step: Step, now: float
+    spec: PDDeploymentSpec,
+    memory: Memory,
+    facts: Facts,
+    goal: str,
+    stable: str,
+    step: Step,
+    now: float,
 ) -> tuple[Memory, float | None]:
-    """Return the memory with the deadline judged, and when to look again.
+    """Return the memory with the deadline judged of what is rolled to, and when to look again.
 
     A step that asks for pods is not waited for yet: that is the operator's own doing, or not doing.
+    What has failed and is kept is not judged again, nor what was rolled out and lives alone. A
+    rollback that is late stays so until it gets on: nothing is left to turn to.
     """
-    ours = facts.named(memory.update)
-    wanted = step.wanted.get(memory.update, Counts())
+    is_return = goal != memory.update
+    is_alone = not any(r.is_live for r in facts.revisions if r.name != goal)
+    if not is_return and (memory.failed == goal or (stable == goal and is_alone)):
+        return memory._replace(waited=Waited()), None
+    if is_return and _is_late(spec, memory):
+        return memory._replace(waited=memory.waited._replace(since=0)), None
+    ours = facts.named(goal)
+    wanted = step.wanted.get(goal, Counts())
     is_moving = step.phase is Phase.PROGRESSING and not spec.rollout.paused
     missing = ours.desired.capped(wanted).less(ours.ready)
     is_waiting = is_moving and not missing.is_zero and ours.name not in facts.awaiting_room
     deadline = spec.rollout.deadline_seconds
     verdict = charged(memory.waited, deadline, now, is_waiting=is_waiting)
     if is_waiting and verdict.left_seconds <= 0:
-        return memory._replace(failed=memory.update, waited=Waited()), None
+        if is_return:
+            return memory._replace(waited=Waited(deadline)), None
+        return memory._replace(failed=goal, waited=Waited()), None
     look_in = verdict.look_in_seconds
     if look_in is None and is_moving and not wanted.less(ours.ready).is_zero:
         look_in = piece_seconds(deadline)
     return memory._replace(waited=verdict.waited), look_in
+
+
+def _is_late(spec: PDDeploymentSpec, memory: Memory) -> bool:
+    """Whether a rollback, where this is one, has waited for its deadline."""
+    return memory.waited.seconds >= spec.rollout.deadline_seconds
+
+
+def _without_lost(
+    spec: PDDeploymentSpec,
+    memory: Memory,
+    facts: Facts,
+    stable: str,
+    step: Step,
+    target: Counts,
+    now: float,
+) -> Memory:
+    """Return the memory, where a late rollback has less to return to than the spec's revision
+    serves with all its pods ready, of a rollout that goes on with that, and never turns back.
+    """
+    is_return = _goal(spec, memory, stable, memory.update) != memory.update
+    if not is_return or not _is_late(spec, memory) or step.phase is not Phase.PROGRESSING:
+        return memory
+    ours, theirs = facts.named(memory.update), facts.named(stable)
+    is_whole = ours.desired.less(ours.ready).is_zero
+    has_more = served_pairs(usable(ours), target) > served_pairs(usable(theirs), target)
+    if not is_whole or not has_more:
+        return memory
+    return memory._replace(failed="", lost=stable, progress_at=now)
 
 
 def _until_gateways_left(look_in: float | None, facts: Facts) -> float | None:
@@ -265,17 +315,23 @@ def _until_gateways_left(look_in: float | None, facts: Facts) -> float | None:
 
 
 def _goal(spec: PDDeploymentSpec, memory: Memory, stable: str, update: str) -> str:
-    can_return = stable and stable != update and spec.rollout.auto_rollback
+    can_return = stable not in ("", update, memory.lost) and spec.rollout.auto_rollback
     return stable if memory.failed == update and can_return else update
 
 
-def _progressed(memory: Memory, facts: Facts, target: Counts, now: float) -> Memory:
-    """Return the memory after what the update revision serves now.
+def _begun(memory: Memory, facts: Facts, goal: str, target: Counts) -> Memory:
+    """Return the memory where a rollout turns to another goal: its time and pairs begin anew."""
+    pairs = served_pairs(usable(facts.named(goal)), target)
+    return memory._replace(reached=pairs, waited=Waited())
+
+
+def _progressed(memory: Memory, facts: Facts, goal: str, target: Counts, now: float) -> Memory:
+    """Return the memory after what the goal serves now.
 
     Pods that are all ready end a wait as well: what is waited for next, after an eviction or with
     another partition, is waited for from the beginning.
     """
-    ours = facts.named(memory.update)
+    ours = facts.named(goal)
     pairs = served_pairs(usable(ours), target)
     if pairs > memory.reached:
         return memory._replace(reached=pairs, progress_at=now, waited=Waited())

@@ -114,8 +114,9 @@ def next_step(rollout: Rollout) -> Step:
     if rollout.is_paused:
         return Step(_hold(goal, [keeper, *strays], rollout), Phase.PAUSED, ready, n)
     if strays and not goal.is_live and _must_wait(goal, keeper, rollout):
-        wanted = {goal.name: Counts(), **_trade(keeper, strays, n, rollout)}
-        return Step(wanted, Phase.PROGRESSING, ready, n)
+        given = _without_idle(goal, [keeper, *strays], rollout)
+        wanted = given or _trade(keeper, strays, n, rollout)
+        return Step({goal.name: Counts(), **wanted}, Phase.PROGRESSING, ready, n)
     reach, phase = _reach(ready, rollout)
     wanted = _trade(goal, [keeper, *strays], reach, rollout)
     return Step(wanted, phase, ready, n)
@@ -178,6 +179,23 @@ def _must_wait(goal: Revision, keeper: Revision, rollout: Rollout) -> bool:
     has_room = _in_the_way(goal, 1, rollout).is_zero
     is_serving = served_pairs(usable(keeper), rollout.target) > 0
     return is_serving and not has_room and not rollout.budget.unavailable_pairs
+
+
+def _without_idle(
+    goal: Revision, olds: Sequence[Revision], rollout: Rollout
+) -> dict[str, Counts] | None:
+    """Return the olds' counts less pods that serve nobody, if the first of them waits for pods, and
+    those alone leave room for a pair of the goal: what may never get ready must not keep out what
+    mends it.
+    """
+    if olds[0].desired.less(olds[0].ready).is_zero:
+        return None
+    lacking, spare = _in_the_way(goal, 1, rollout), _spare(olds, rollout)
+    wanted = {r.name: r.desired for r in olds}
+    given = make_room(wanted, olds, lacking, spare, rollout.target, takes_pairs=False)
+    given = _bounded(given, olds, rollout)
+    less = total(wanted.values()).less(total(given.values()))
+    return given if lacking.less(less).is_zero else None
 
 
 def _reach(ready: int, rollout: Rollout) -> tuple[int, Phase]:

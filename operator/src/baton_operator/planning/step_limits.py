@@ -73,6 +73,8 @@ def make_room(
     lacking: Counts,
     spare: Counts,
     target: Counts,
+    *,
+    takes_pairs: bool = True,
 ) -> dict[str, Counts]:
     """Return `wanted` less the pods that are `lacking` in room, the last revision's first.
 
@@ -84,7 +86,7 @@ def make_room(
         take = result[old.name].less(usable(old)).capped(lacking)
         result[old.name] = result[old.name].less(take)
         lacking = lacking.less(take)
-    for is_paired in (False, True):
+    for is_paired in (False, True) if takes_pairs else (False,):
         for old in reversed(olds):
             left = Counts() if is_paired else growing(target, _pairs(old, target))
             take = result[old.name].less(left).capped(lacking).capped(spare)

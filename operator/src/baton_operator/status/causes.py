@@ -32,10 +32,10 @@ def of_failure(seen: Observed, revision: str, rollout: dict[str, Any]) -> str:
     """
     if rollout.get("failedRevision") == revision:
         return str(rollout.get("failedReason", ""))
-    return _of_revision(seen, revision)[:_MOST_CHARACTERS]
+    return of_revision(seen, revision)[:_MOST_CHARACTERS]
 
 
-def _of_revision(seen: Observed, revision: str) -> str:
+def of_revision(seen: Observed, revision: str) -> str:
     """Return what keeps its own pods from serving, else what keeps those of no revision, which
     gateways are: what another revision's suffer is no reason of this one's.
     """

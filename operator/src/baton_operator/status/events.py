@@ -45,6 +45,12 @@ def notices(old: Json, new: Json) -> Iterator[Notice]:
     if failed and failed != (old.get("rollout") or {}).get("failedRevision", ""):
         text = f"{failed} made no progress within its deadline"
         yield Notice("RolloutFailed", f"{text}; {why}" if why else text, True)
+    if rollout.get("phase") == "RollbackFailed" != (old.get("rollout") or {}).get("phase"):
+        text = f"the rollback to {current} made no progress within its deadline either"
+        yield Notice("RollbackFailed", text, True)
+    lost = rollout.get("lostRevision", "")
+    if lost and lost != (old.get("rollout") or {}).get("lostRevision", ""):
+        yield Notice("RollbackEnded", f"{update} serves more than {lost}, and is rolled out again")
     for kind in ("PodsRefused", "HandoffFellBack"):
         if _reason(new, kind, "True") and not _reason(old, kind, "True"):
             yield Notice(kind, _message(new, kind), True)

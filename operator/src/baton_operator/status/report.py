@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 
+_URGENT = ("failedRevision", "lostRevision", "isGatewayUpgrade")
+"""Of a rollout: what is to be known at once, or by a successor."""
+
+
 class Reporter:
     """Writes statuses and Events; remembers when it last wrote which."""
 
@@ -120,7 +124,7 @@ def _is_urgent(old: Json, new: Json) -> bool:
     ):
         return True
     before, after = old.get("rollout") or {}, new["rollout"]
-    if any(before.get(k) != after.get(k) for k in ("failedRevision", "isGatewayUpgrade")):
+    if any(before.get(k) != after.get(k) for k in _URGENT):
         return True
     return _truths(old, ("Ready", "Stalled")) != _truths(new, ("Ready", "Stalled"))
 

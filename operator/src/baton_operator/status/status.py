@@ -29,6 +29,8 @@ from baton_operator.status.conditions import (
 )
 from baton_operator.status.handoff import handoff_condition, handoff_status
 
+_LATE = "RollbackDeadlineExceeded"
+
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
@@ -57,6 +59,7 @@ def read_memory(status: dict[str, Any]) -> Memory:
         is_upgrade=rollout.get("isUpgrade", False),
         is_gateway_upgrade=rollout.get("isGatewayUpgrade", False),
         answering=rollout.get("answeringRevision", ""),
+        lost=rollout.get("lostRevision", ""),
         waited=Waited(rollout.get("waitedSeconds", 0), int(_time(rollout, "waitingSince"))),
     )
 
@@ -144,13 +147,8 @@ def invalid_status(
 
 
 def _rollout(plan: Plan, seen: Observed, before: dict[str, Any]) -> dict[str, Any]:
-    phase = plan.step.phase.value
-    if plan.is_rolled_back:
-        phase = "RolledBack" if plan.step.phase is Phase.COMPLETE else "RollingBack"
-    elif plan.has_failed:
-        phase = "Failed"
     entry: dict[str, Any] = {
-        "phase": phase,
+        "phase": _phase(plan),
         "step": plan.step.pairs_new,
         "steps": plan.step.pairs,
         "reached": plan.memory.reached,
@@ -159,6 +157,8 @@ def _rollout(plan: Plan, seen: Observed, before: dict[str, Any]) -> dict[str, An
         entry["failedRevision"] = plan.memory.failed
         if why := causes.of_failure(seen, plan.memory.failed, before):
             entry["failedReason"] = why
+    if plan.memory.lost:
+        entry["lostRevision"] = plan.memory.lost
     if plan.memory.progress_at:
         entry["progressTime"] = timestamp(plan.memory.progress_at)
     if plan.memory.is_upgrade and plan.current != plan.update:
@@ -178,6 +178,14 @@ def _rollout(plan: Plan, seen: Observed, before: dict[str, Any]) -> dict[str, An
     return entry
 
 
+def _phase(plan: Plan) -> str:
+    if plan.is_late:
+        return "RollbackFailed"
+    if plan.is_rolled_back:
+        return "RolledBack" if plan.step.phase is Phase.COMPLETE else "RollingBack"
+    return "Failed" if plan.has_failed else plan.step.phase.value
+
+
 def _are_of(revision: str, gateways: Gateways | None) -> bool:
     return gateways is not None and gateways.revision == revision and gateways.are_one
 
@@ -186,7 +194,7 @@ def _conditions(
     spec: PDDeploymentSpec, plan: Plan, seen: Observed, trouble: Trouble, why_failed: str
 ) -> list[Condition]:
     parts = [*_roles(plan, seen), _gateway(spec, plan, seen)]
-    stalled = _stalled(plan, trouble, why_failed)
+    stalled = _stalled(plan, seen, trouble, why_failed)
     ready = _ready(spec, plan, parts, trouble)
     return [
         ready,
@@ -277,7 +285,7 @@ def _leaving(seen: Observed) -> str:
     return f"old gateways end their connections, by {timestamp(by)} at latest" if by else ""
 
 
-def _stalled(plan: Plan, trouble: Trouble, why_failed: str) -> Condition:
+def _stalled(plan: Plan, seen: Observed, trouble: Trouble, why_failed: str) -> Condition:
     broken = _broken(trouble)
     if broken is not None:
         return Condition("Stalled", Truth.TRUE, *broken)
@@ -286,6 +294,11 @@ def _stalled(plan: Plan, trouble: Trouble, why_failed: str) -> Condition:
     if plan.has_failed:
         message = f"revision {plan.update} made no progress within its deadline"
         message = f"{message}; {why_failed}" if why_failed else message
+        if plan.is_late:
+            why_late = causes.of_revision(seen, plan.goal)
+            parts = (message, f"nor did the rollback, {_progress(plan)}", why_late)
+            message = "; ".join(filter(None, parts))
+            return Condition("Stalled", Truth.TRUE, _LATE, message)
         return Condition("Stalled", Truth.TRUE, "ProgressDeadlineExceeded", message)
     return Condition("Stalled", Truth.FALSE, "Moving")
 
@@ -327,6 +340,8 @@ def _progress(plan: Plan) -> str:
 
 def _progressing(plan: Plan) -> Condition:
     step, message = plan.step, _progress(plan)
+    if plan.is_late:
+        return Condition("Progressing", Truth.FALSE, _LATE, message)
     if plan.is_rolled_back:
         return Condition("Progressing", Truth.FALSE, "RolledBack", message)
     if plan.has_failed:

@@ -1,0 +1,240 @@
+"""A rollback to pods that cannot come back: told after a deadline of its own, and no dead end.
+
+The node of the old revision's pods is gone, its image, or the quota. What serves serves on, the
+next spec is acted upon, and the spec's own revision is rolled out where it serves more after all.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from baton_operator.cluster.observe import Observed
+from baton_operator.models import ObjectKey, PDDeployment
+from baton_operator.planning.pairs import Budget, Counts, Revision
+from baton_operator.planning.plan import Facts, Memory, make_plan
+from baton_operator.planning.rollout import Phase, Rollout, next_step
+from baton_operator.pods.samples import Sample
+from baton_operator.status.events import notices
+from baton_operator.status.status import Trouble, deployment_status, read_memory
+from baton_testing.rollout_fleet import Fleet, make_spec
+
+DEADLINE_SECONDS = 100
+
+
+def rolled(pairs, **budget):
+    fleet = Fleet(make_spec(pairs, pairs, progress_deadline_seconds=DEADLINE_SECONDS, **budget))
+    fleet.settle()
+    return fleet
+
+
+def lose(fleet, name, pairs):
+    """Let so many pods of each role be lost, and none become ready from now on."""
+    fleet.broken.add(name)
+    for role in fleet.pods[name]:
+        role[:] = sorted(role, reverse=True)
+        first = max(0, sum(role) - pairs)
+        role[:] = [is_ready and number < first for number, is_ready in enumerate(role)]
+
+
+def stuck(pairs, lost, serving=0, **budget):
+    """Return a fleet whose rollout to `b` has failed, with `lost` pairs of `a` that stay away."""
+    fleet = rolled(pairs, **budget)
+    fleet.update = "b"
+    while fleet.memory.reached < serving:
+        fleet.step()
+        fleet.all_ready()
+    fleet.broken.add("b")
+    fleet.step()
+    lose(fleet, "a", lost)
+    while not fleet.plan.has_failed:
+        fleet.wait(1)
+    return fleet
+
+
+@pytest.mark.parametrize(("pairs", "lost"), [(1, 1), (2, 1), (2, 2), (4, 1)])
+def test_a_rollback_without_progress_is_late_after_a_deadline_of_its_own(pairs, lost):
+    fleet = stuck(pairs, lost)
+    served = fleet.ready()
+    assert fleet.plan.goal == "a"
+    assert fleet.plan.look_in is not None, "nobody would look at the clock"
+    assert not fleet.wait(DEADLINE_SECONDS - 10).is_late
+    plan = fleet.wait(20)
+    assert (plan.is_late, plan.goal, plan.look_in) == (True, "a", None)
+    assert fleet.ready() == served
+    before = fleet.memory, dict(fleet.desired)
+    assert fleet.wait(100 * DEADLINE_SECONDS).is_late
+    assert (fleet.memory, fleet.desired) == before, "nothing is written again and again"
+
+
+def test_a_rollback_that_gets_on_is_not_late_and_ends():
+    fleet = stuck(4, 2)
+    fleet.wait(2 * DEADLINE_SECONDS)
+    for role in (0, 1):
+        fleet.pods["a"][role][2] = True
+    assert not fleet.step().is_late
+    fleet.broken.discard("a")
+    fleet.settle()
+    assert (fleet.plan.goal, fleet.plan.step.phase) == ("a", Phase.COMPLETE)
+    assert not fleet.plan.is_late
+
+
+def test_a_longer_deadline_gives_a_late_rollback_more_time():
+    fleet = stuck(2, 1)
+    assert fleet.wait(2 * DEADLINE_SECONDS).is_late
+    fleet.rollout(progress_deadline_seconds=10 * DEADLINE_SECONDS)
+    assert not fleet.step().is_late
+    assert fleet.wait(10 * DEADLINE_SECONDS).is_late
+
+
+def test_a_pause_stops_the_clock_of_a_rollback():
+    fleet = stuck(2, 1)
+    fleet.rollout(paused=True)
+    assert not fleet.wait(10 * DEADLINE_SECONDS).is_late
+    fleet.rollout(paused=False)
+    assert fleet.wait(2 * DEADLINE_SECONDS).is_late
+
+
+@pytest.mark.parametrize("budget", [(1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("pairs", [1, 2, 3])
+def test_the_next_spec_is_rolled_out_whatever_the_rollback_lacks(pairs, budget):
+    """It had no room, and waited for pods of the old revision that could not come."""
+    surge, unavailable = budget
+    for lost in range(pairs + 1):
+        for serving in range(pairs):
+            fleet = stuck(pairs, lost, serving, surge=surge, unavailable=unavailable)
+            fleet.wait(2 * DEADLINE_SECONDS)
+            fleet.settle()
+            fleet.update = "c"
+            fleet.settle()
+            assert fleet.plan.step.phase is Phase.COMPLETE, (lost, serving, fleet.desired)
+            assert fleet.desired == {"c": Counts(pairs, pairs)}
+
+
+def test_what_serves_nobody_gives_its_room_to_a_third_revision_and_what_serves_stays():
+    a = Revision("a", Counts(2, 2), Counts(2, 2), Counts(1, 1))
+    b = Revision("b", Counts(1, 1), Counts(1, 1), Counts())
+    c = Revision("c", Counts(), Counts(), Counts())
+    step = next_step(Rollout(Counts(2, 2), "c", "a", (a, b, c), Budget(1, 0), answering="a"))
+    assert step.wanted == {"a": Counts(2, 2), "b": Counts(), "c": Counts()}
+    b = b._replace(ready=Counts(1, 1))
+    step = next_step(Rollout(Counts(2, 2), "c", "a", (a, b, c), Budget(1, 0), answering="a"))
+    assert step.wanted == {"a": Counts(1, 1), "b": Counts(1, 1), "c": Counts()}
+
+
+def recovered(fleet):
+    fleet.broken.discard("b")
+    fleet.settle()
+    return fleet.plan
+
+
+def test_the_specs_revision_that_serves_more_after_all_is_rolled_out():
+    fleet = stuck(4, 4, serving=2)
+    fleet.wait(2 * DEADLINE_SECONDS)
+    plan = recovered(fleet)
+    assert (plan.goal, plan.current, plan.step.phase) == ("b", "b", Phase.COMPLETE)
+    assert not plan.has_failed
+    assert fleet.desired == {"b": Counts(4, 4)}
+
+
+def test_before_the_rollback_is_late_nothing_turns_it():
+    fleet = stuck(4, 4, serving=2)
+    assert recovered(fleet).goal == "a"
+
+
+def test_a_revision_that_serves_less_than_the_old_one_does_not_turn_a_late_rollback():
+    fleet = stuck(4, 1, serving=1)
+    fleet.wait(2 * DEADLINE_SECONDS)
+    plan = recovered(fleet)
+    assert (plan.goal, plan.is_late) == ("a", True)
+
+
+def test_a_rollout_turns_twice_at_most_however_its_pods_come_and_go():
+    fleet = stuck(4, 4, serving=2)
+    goals = ["b", "a"]
+    for number in range(20):
+        fleet.broken.symmetric_difference_update("b")
+        if number % 2:
+            lose(fleet, "b", 4)
+        else:
+            fleet.workers_ready()
+        for _ in range(3):
+            fleet.wait(DEADLINE_SECONDS)
+            goals.append(fleet.plan.goal)
+    turns = sum(was != now for was, now in pairwise(goals))
+    assert turns == 2
+    assert fleet.memory.lost == "a"
+    fleet.update = "c"
+    assert fleet.step().memory.lost == ""
+
+
+def test_the_old_spec_named_again_has_a_deadline_while_the_new_one_has_pods():
+    """A rollback by hand: nothing was left to tell that it did not end."""
+    fleet = rolled(4)
+    fleet.update = "b"
+    fleet.step()
+    fleet.all_ready()
+    fleet.step()
+    lose(fleet, "a", 2)
+    fleet.update = "a"
+    plan = fleet.wait(DEADLINE_SECONDS + 20)
+    assert (plan.has_failed, plan.goal) == (True, "a")
+    fleet.broken.clear()
+    fleet.settle()
+    assert (fleet.plan.step.phase, fleet.plan.has_failed) == (Phase.COMPLETE, False)
+
+
+NOW = 1_800_000_000.0
+
+
+def status_of(memory, before=None, counts=None):
+    """Return a status: of 2 pairs `a` serves one, and `b` none, unless `counts` say otherwise."""
+    spec = make_spec(2, 2)
+    have = counts or {"a": (2, 1), "b": (1, 0)}
+    revisions = tuple(
+        Revision(name, Counts(want, want), Counts(want, want), Counts(ready, ready))
+        for name, (want, ready) in have.items()
+    )
+    plan = make_plan(spec, "b", Facts(revisions), memory, NOW)
+    pdd = PDDeployment(ObjectKey("ns", "chat"), "uid", 7, "1", False, spec, before or {})
+    return deployment_status(pdd, plan, Observed(), Trouble(), Sample(), NOW)
+
+
+def failed_memory(waited_seconds):
+    memory = Memory("a", "b", "b", reached=1)
+    return memory._replace(waited=memory.waited._replace(seconds=waited_seconds))
+
+
+DEFAULT_SECONDS = make_spec().rollout.deadline_seconds
+
+
+def test_a_late_rollback_is_told_by_condition_phase_and_one_event():
+    before = status_of(failed_memory(0))
+    status = status_of(failed_memory(DEFAULT_SECONDS), before)
+    told = {c["type"]: (c["status"], c["reason"], c["message"]) for c in status["conditions"]}
+    assert before["rollout"]["phase"] == "RollingBack"
+    assert status["rollout"]["phase"] == "RollbackFailed"
+    assert told["Stalled"] == (
+        "True",
+        "RollbackDeadlineExceeded",
+        "revision b made no progress within its deadline; nor did the rollback, 1 of 2 pairs on a",
+    )
+    assert told["Progressing"][:2] == ("False", "RollbackDeadlineExceeded")
+    assert told["Reconciling"][:2] == ("False", "RollbackDeadlineExceeded")
+    text = "the rollback to a made no progress within its deadline either"
+    assert [tuple(n) for n in notices(before, status)] == [("RollbackFailed", text, True)]
+    assert list(notices(status, status_of(read_memory(status), status))) == []
+
+
+def test_a_rollback_that_is_given_up_is_told_once_and_remembered():
+    before = status_of(failed_memory(DEFAULT_SECONDS))
+    served = {"a": (2, 0), "b": (1, 1)}
+    status = status_of(failed_memory(DEFAULT_SECONDS), before, served)
+    text = "b serves more than a, and is rolled out again"
+    assert [tuple(n) for n in notices(before, status)] == [("RollbackEnded", text, False)]
+    assert status["rollout"]["lostRevision"] == "a"
+    assert "failedRevision" not in status["rollout"]
+    memory = read_memory(status)
+    assert memory.lost == "a"
+    assert list(notices(status, status_of(memory, status, served))) == []
