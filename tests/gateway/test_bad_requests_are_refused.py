@@ -7,6 +7,7 @@ from baton_worker.gateway.intake.schema import decode_object
 from baton_worker.gateway.intake.validate import MAX_PROMPT_LOGPROBS
 from baton_worker.gateway.request import Endpoint, GenerationRequest
 from baton_worker.gateway.text.tokenizer import GatewayTokenizer
+from baton_worker.messages import Submit
 from baton_worker.sampling import RequestParams, SamplingParams
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -346,6 +347,16 @@ def test_a_context_that_is_too_short_is_told_in_the_words_that_clients_look_for(
         error = client.post("/v1/completions", json=TEXT | change).json()["error"]
     assert error["message"].startswith(WORDS + told)
     assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(("n_prompt", "n_output"), [(9, 16), (496, 16), (497, 15), (511, 1)])
+def test_a_completion_that_names_no_length_gets_what_the_context_leaves_of_16(
+    gateway, n_prompt, n_output
+):
+    with gateway.http() as client:
+        answer = client.post("/v1/completions", json={"model": "tiny", "prompt": [5] * n_prompt})
+    assert answer.status_code == 200, answer.text
+    assert gateway.link.sent(Submit)[-1][1].sampling.max_tokens == n_output
 
 
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(gateway, monkeypatch):

@@ -55,7 +55,8 @@ class Options:
     """Everything about a request that can be judged without tokenizer and workers.
 
     `request` still lacks its prompts, the length of its output and its bad words, which are text
-    yet. `max_tokens` None means as many as the context leaves room for.
+    yet. `max_tokens` None means as many as the context leaves room for, of a completion
+    `COMPLETION_DEFAULT_MAX_TOKENS` at most: who asked for none is refused for none.
     """
 
     request: GenerationRequest
@@ -93,12 +94,9 @@ def completion_options(
 ) -> Options:
     """Judge a completion request; see `chat_options`."""
     k = -1 if body.logprobs is None else _alternatives("logprobs", body.logprobs)
-    max_tokens = body.max_tokens
-    if max_tokens is None:
-        max_tokens = COMPLETION_DEFAULT_MAX_TOKENS
     sampling = _sampling(body, random_seed, defaults)
     return _options(
-        Endpoint.COMPLETION, body, sampling, ("max_tokens", max_tokens), ("logprobs", k)
+        Endpoint.COMPLETION, body, sampling, ("max_tokens", body.max_tokens), ("logprobs", k)
     )
 
 
@@ -354,7 +352,8 @@ def _output_tokens(options: Options, prompt_tokens: int, name: str, context_toke
         told = f"the prompt has {prompt_tokens}, so no token could be generated"
         raise context_exceeded(name, context_tokens, told)
     if options.max_tokens is None:
-        return room
+        is_chat = options.request.endpoint is Endpoint.CHAT
+        return room if is_chat else min(room, COMPLETION_DEFAULT_MAX_TOKENS)
     if options.max_tokens > room:
         told = f"{prompt_tokens} of the prompt and {options.max_tokens} of output are more"
         raise context_exceeded(options.max_tokens_field, context_tokens, told)
