@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from baton_operator.names import MAX_NAME_LENGTH, NAME_PATTERN, Role, health_ports
+from baton_operator.settings import labels_of
 
 OPTIONAL_KINDS = {
     "PodDisruptionBudget", "NetworkPolicy", "PodMonitor", "ServiceMonitor", "PrometheusRule", "Job",
@@ -58,6 +59,13 @@ def test_monitors_carry_their_labels_and_interval(render, one):
         )
         assert monitor["metadata"]["labels"]["team"] == "serving"
         assert monitor["spec"][path][0]["interval"] == "7s"
+
+
+def test_the_operator_puts_the_labels_of_its_pod_monitor_on_every_models(render, one):
+    values = "podMonitor: {labels: {release: prometheus, team: a}}"
+    text = variables_of(render(values), one)["BATON_POD_MONITOR_LABELS"]
+    assert labels_of(text) == {"release": "prometheus", "team": "a"}
+    assert "BATON_POD_MONITOR_LABELS" not in variables_of(render(), one)
 
 
 def test_monitors_select_the_operators_own_labels(render, one):

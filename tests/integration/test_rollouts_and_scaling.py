@@ -147,6 +147,41 @@ def test_a_broken_revision_is_rolled_back(
     assert condition("demo", "Stalled")["status"] == "True"
 
 
+def test_a_rollback_whose_pods_are_lost_says_so_and_the_next_spec_is_rolled_out(
+    kubectl, operator, namespace, pdd, ready, watcher, condition
+):
+    kubectl.apply(pdd(roles=sized(2, 2)), namespace=namespace)
+    ready("demo")
+    old = watcher.status()["updateRevision"]
+    nowhere = {"spec": {"nodeSelector": {"no": "such-node"}}}
+    roles = [each | {"template": nowhere} for each in sized(2, 2)]
+    rollout = {"progressDeadlineSeconds": 10}
+    kubectl.apply(pdd(rollout=rollout, roles=roles), namespace=namespace)
+    wait_until("it rolls", lambda: watcher.status().get("updateRevision", old) != old, 60, 0.1)
+    new = watcher.status()["updateRevision"]
+    wait_until("new pods wait", lambda: len(pods_of(kubectl, namespace, new)) == 2, 60, 0.1)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"},
+             "spec": {"hard": {"pods": "1"}}}  # fmt: skip
+    kubectl.apply(quota, namespace=namespace)
+    kubectl.run("delete", "pod", pods_of(kubectl, namespace, old)[0], "-n", namespace)
+    wait_until("it says so", lambda: watcher.phase() == "RollbackFailed", 120, 0.2)
+    told = condition("demo", "Stalled")
+    assert (told["status"], told["reason"]) == ("True", "RollbackDeadlineExceeded")
+    assert f"1 of 2 pairs on {old}" in told["message"]
+    assert "exceeded quota" in told["message"]
+    kubectl.run("delete", "resourcequota", "none", "-n", namespace)
+    kubectl.apply(pdd(roles=sized(2, 2), image="demo:3"), namespace=namespace)
+    wait_until("the next spec is rolled out", lambda: watcher.phase() == "Complete", 120, 0.2)
+    assert watcher.status()["currentRevision"] not in (old, new)
+
+
+def pods_of(kubectl, namespace, revision):
+    """Return the names of a revision's pods that are not leaving, in order."""
+    found = kubectl.items("pods", "-l", f"baton.dev/revision={revision}", namespace=namespace)
+    pods = [each["metadata"] for each in found]
+    return sorted(pod["name"] for pod in pods if "deletionTimestamp" not in pod)
+
+
 DEADLINE = {"progressDeadlineSeconds": 10}
 OUT_OF_REACH = {"progressDeadlineSeconds": 1800}
 """While pods are waited for, which no busy machine may make a failure of the rollout."""

@@ -84,9 +84,15 @@ def test_who_scrapes_a_narrowed_gateway_is_named():
 
 
 def test_metrics_are_scraped_from_the_health_port_and_clients_reach_the_api_alone():
-    assert [e["port"] for e in pod_monitor(OWNER)["spec"]["podMetricsEndpoints"]] == ["health"]
+    assert [e["port"] for e in pod_monitor(OWNER, {})["spec"]["podMetricsEndpoints"]] == ["health"]
     ports = client_service(OWNER, spec_of())["spec"]["ports"]
     assert [(p["port"], p["targetPort"]) for p in ports] == [(80, "http")]
+
+
+def test_a_monitor_has_the_labels_by_which_a_prometheus_selects_it_beside_our_own():
+    labels = pod_monitor(OWNER, {"release": "prometheus"})["metadata"]["labels"]
+    assert labels == pod_monitor(OWNER, {})["metadata"]["labels"] | {"release": "prometheus"}
+    assert labels["baton.dev/name"] == "chat"
 
 
 def test_the_operator_reaches_workers_that_only_others_may_scrape():

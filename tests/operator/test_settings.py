@@ -13,7 +13,7 @@ import pytest
 
 from baton_operator.main import EXIT_BAD_SETTING
 from baton_operator.process import run_operator
-from baton_operator.settings import SettingError, Settings, read_settings
+from baton_operator.settings import SettingError, Settings, labels_of, read_settings
 from baton_worker.ports import port_of, reserve_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,11 +41,25 @@ def test_the_environment_is_read_by_name_and_type():
         ("BATON_WATCH_NAMESPACE", "one,two"),
         ("BATON_WATCH_NAMESPACE", "Serving"),
         ("BATON_LEASE_NAMESPACE", "x" * 64),
+        ("BATON_POD_MONITOR_LABELS", "release"),
+        ("BATON_POD_MONITOR_LABELS", "release=a b"),
+        ("BATON_POD_MONITOR_LABELS", "a=b,"),
+        ("BATON_POD_MONITOR_LABELS", "a=" + "x" * 64),
+        ("BATON_POD_MONITOR_LABELS", "x" * 64 + "=a"),
+        ("BATON_POD_MONITOR_LABELS", "a=b,a=c"),
+        ("BATON_POD_MONITOR_LABELS", "baton.dev/name=b"),
     ],
 )
 def test_a_bad_value_names_its_variable(variable, value):
     with pytest.raises(SettingError, match=rf"^{variable} is .*{value[:20]}.*; "):
         read_settings({variable: value})
+
+
+def test_labels_of_monitors_may_have_a_prefix_and_no_value():
+    text = "release=kube-prometheus,example.com/Team_1=,x=" + "y" * 63
+    labels = labels_of(read_settings({"BATON_POD_MONITOR_LABELS": text}).pod_monitor_labels)
+    assert labels == {"release": "kube-prometheus", "example.com/Team_1": "", "x": "y" * 63}
+    assert labels_of("") == {}
 
 
 @pytest.mark.parametrize("value", ["65535", "1"])

@@ -52,7 +52,7 @@ from baton_operator.reconciling.upgrades import Upgrades
 from baton_operator.reconciling.work_queue import WorkQueue
 from baton_operator.serving.connection_limiter import ConnectionLimiter
 from baton_operator.serving.health import Vitals, build_app, serve
-from baton_operator.settings import SettingError, Settings
+from baton_operator.settings import SettingError, Settings, labels_of
 from baton_operator.status.report import Reporter
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,8 @@ class Operator:
         kinds = [kind for kind in CHILD_KINDS if kind is not SECRET or self._settings.watch_secrets]
         kinds += [POD]
         kinds += [POD_MONITOR] if apis.has_pod_monitor else []
-        reconciler = Reconciler(self._tools, apis, operator_namespace=own_namespace(""))
+        labels = labels_of(self._settings.pod_monitor_labels)
+        reconciler = Reconciler(self._tools, apis, own_namespace(""), labels)
         reflectors = tuple(self._reflector(kind) for kind in kinds)
         metrics = self._vitals.metrics
         return Controller(self._queue, reconciler, reflectors, metrics, self._settings)

@@ -9,10 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
+from baton_operator.names import is_own_key
+
 PREFIX = "BATON_"
 MAX_PORT = 65535
 _CLOSE = 0.85
 """How much an unknown variable looks like a setting to be taken for a misspelt one."""
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_LABEL_KEY = re.compile(
+    r"(?=[^/]{1,253}/|[^/]+$)([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+    r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
 _NAMESPACE = re.compile(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?")
 
 
@@ -33,6 +40,8 @@ class Settings:
             counts alone.
         upgrade_models: models that may roll at once because a new operator makes their pods
             otherwise; what users change rolls whenever they change it.
+        pod_monitor_labels: labels of every model's PodMonitor beside the operator's own, as
+            `key=value,key=value`: what the Prometheus that shall select them asks for.
         watch_secrets: repair the CURVE Secret from its (metadata) watch; without it, at a start.
         leader_elect: take the Lease before serving; needed for two replicas.
         lease_name: name of the Lease.
@@ -55,6 +64,7 @@ class Settings:
     resync_seconds: float = 1800.0
     status_interval_seconds: float = 1.0
     upgrade_models: int = 2
+    pod_monitor_labels: str = ""
     watch_secrets: bool = True
     leader_elect: bool = True
     lease_name: str = "baton-operator"
@@ -130,7 +140,30 @@ def _check(settings: Settings) -> None:
                 f"{PREFIX}{variable.upper()} is {getattr(settings, variable)!r}; it must be one "
                 "namespace's name: lower case letters, digits and -"
             )
+    labels_of(settings.pod_monitor_labels)
     _check_lease_and_logs(settings)
+
+
+def labels_of(text: str) -> dict[str, str]:
+    """Return the labels that the setting of PodMonitors names.
+
+    Raises:
+        SettingError: they are none, or one is ours.
+    """
+    labels: dict[str, str] = {}
+    for part in text.split(",") if text else ():
+        key, is_pair, value = part.partition("=")
+        if not (is_pair and _LABEL_KEY.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
+            why = "it must be labels as key=value,key=value"
+        elif is_own_key(key):
+            why = f"{key} is the operator's own, take it away"
+        elif key in labels:
+            why = f"{key} is there twice, take one away"
+        else:
+            labels[key] = value
+            continue
+        raise SettingError(f"{PREFIX}POD_MONITOR_LABELS is {text!r}; {why}")
+    return labels
 
 
 def _check_lease_and_logs(settings: Settings) -> None:

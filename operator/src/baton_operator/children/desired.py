@@ -7,7 +7,7 @@ admitted and what guards them, then the pods, then what they wait for, then the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -116,12 +116,14 @@ class RenderInputs:
 class RenderContext:
     """What stays the same as long as the operator runs.
 
-    `operator_namespace` is "" outside of a cluster.
+    `operator_namespace` is "" outside of a cluster; `pod_monitor_labels` are those that whoever
+    runs the operator asks for.
     """
 
     apis: Apis
     make_pair: Callable[[], KeyPair]
     operator_namespace: str = ""
+    pod_monitor_labels: Mapping[str, str] = field(default_factory=dict)
 
 
 Records = Mapping[str, RevisionRecord]
@@ -142,7 +144,7 @@ def children_of(
         *disruption_budgets(owner, spec, inputs.target),
     ]
     if context.apis.has_pod_monitor and spec.pod_monitor == "Auto":
-        plain.append(services.pod_monitor(owner))
+        plain.append(services.pod_monitor(owner, context.pod_monitor_labels))
     return [
         *(DesiredChild(each, wave=Wave.GUARDS) for each in guards),
         *_secret(inputs, context.make_pair),

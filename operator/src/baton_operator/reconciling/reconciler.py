@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -93,9 +93,16 @@ class _Decision:
 class Reconciler:
     """Runs passes, knowing the cluster's optional APIs and the operator's own namespace."""
 
-    def __init__(self, tools: Tools, apis: Apis, operator_namespace: str = "") -> None:
+    def __init__(
+        self,
+        tools: Tools,
+        apis: Apis,
+        operator_namespace: str = "",
+        pod_monitor_labels: Mapping[str, str] | None = None,
+    ) -> None:
         self._tools = tools
-        self._renderer = Renderer(RenderContext(apis, tools.make_pair, operator_namespace))
+        context = RenderContext(apis, tools.make_pair, operator_namespace, pod_monitor_labels or {})
+        self._renderer = Renderer(context)
         self._ending: dict[ObjectKey, str] = {}
         """The uid of each object whose namespace is being deleted."""
         self._patience = Patience(tools.clock)

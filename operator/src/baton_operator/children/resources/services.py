@@ -4,6 +4,8 @@ gateway, and the PodMonitor for scrapers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from baton_operator import names
 from baton_operator.children.resources.meta import Manifest, Owner, manifest, selector_labels
 from baton_operator.models import PDDeploymentSpec
@@ -53,10 +55,12 @@ def link_service(owner: Owner) -> Manifest:
     )
 
 
-def pod_monitor(owner: Owner) -> Manifest:
-    """Return the PodMonitor that scrapes every pod of the deployment."""
+def pod_monitor(owner: Owner, labels: Mapping[str, str]) -> Manifest:
+    """Return the PodMonitor that scrapes every pod of the deployment, with `labels` by which a
+    Prometheus selects it.
+    """
     endpoints = [{"port": "health", "path": "/metrics"}]
-    return manifest(
+    monitor = manifest(
         owner,
         POD_MONITOR_API_VERSION,
         "PodMonitor",
@@ -67,3 +71,5 @@ def pod_monitor(owner: Owner) -> Manifest:
             "podTargetLabels": [names.LABEL_ROLE, names.LABEL_REVISION],
         },
     )
+    monitor["metadata"]["labels"] |= labels
+    return monitor
