@@ -67,12 +67,6 @@ class RolloutStatus(Model, frozen=True):
               "failedRevision is.",
               max_length=2048),
     ] = ""  # fmt: skip
-    lost_revision: Annotated[
-        str,
-        about("Revision that a rollback could not restore in the deadline, while updateRevision "
-              "served more after all; nothing returns to it until the spec changes.",
-              max_length=63),
-    ] = ""  # fmt: skip
     progress_time: Annotated[
         str,
         about("When the rollout last moved.", extra_json_schema={"format": "date-time"}),

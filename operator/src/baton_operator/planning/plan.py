@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     `reached` is the most pairs that the revision which is rolled to has served since all its pods
     were last ready, `progress_at` when that last grew, `waited` the time that counts towards the
     deadline: all of it where a rollback is late. `answering` is the revision that every serving
-    gateway pod was last of, `lost` the one that a rollback could not bring back.
+    gateway pod was last of.
     """
 
     current: str = ""
@@ -38,7 +38,6 @@ class Memory(NamedTuple):
     is_upgrade: bool = False
     is_gateway_upgrade: bool = False
     answering: str = ""
-    lost: str = ""
 
 
 class Turn(NamedTuple):
@@ -134,8 +133,8 @@ def make_plan(
     2. Carry the memory on: a new update revision starts anew, and so does progress. This comes
        before the deadline, so that a pass that comes late does not fail what went well.
     3. Step towards the spec's revision, and charge the time for which that waits for pods.
-    4. Where the deadline is missed, step towards the revision to fall back to instead; where that
-       is late as well and the spec's serves more by now, towards the spec's again, for good.
+    4. Where the deadline is missed, step towards the revision to fall back to instead, and charge
+       its time: a rollback that is late as well is told, and waits on.
     5. Note completion; retire revisions that hold nothing and are not wanted.
     """
     scaling = scale_roles(spec, facts)
@@ -146,7 +145,6 @@ def make_plan(
     memory = _progressed(memory, facts.counted(goal, target), goal, target, now)
     step = _step(spec, target, goal, stable, facts, memory.answering)
     memory, look_in = _judged(spec, memory, facts.awaited(goal, target), goal, stable, step, now)
-    memory = _without_lost(spec, memory, facts, stable, step, target, now)
     if (goal_now := _goal(spec, memory, stable, update)) != goal:
         goal = goal_now
         memory = _begun(memory, facts.counted(goal, target), goal, target)
@@ -281,29 +279,6 @@ def _is_late(spec: PDDeploymentSpec, memory: Memory) -> bool:
     return memory.waited.seconds >= spec.rollout.deadline_seconds
 
 
-def _without_lost(
-    spec: PDDeploymentSpec,
-    memory: Memory,
-    facts: Facts,
-    stable: str,
-    step: Step,
-    target: Counts,
-    now: float,
-) -> Memory:
-    """Return the memory, where a late rollback has less to return to than the spec's revision
-    serves with all its pods ready, of a rollout that goes on with that, and never turns back.
-    """
-    is_return = _goal(spec, memory, stable, memory.update) != memory.update
-    if not is_return or not _is_late(spec, memory) or step.phase is not Phase.PROGRESSING:
-        return memory
-    ours, theirs = facts.named(memory.update), facts.named(stable)
-    is_whole = ours.desired.less(ours.ready).is_zero
-    has_more = served_pairs(usable(ours), target) > served_pairs(usable(theirs), target)
-    if not is_whole or not has_more:
-        return memory
-    return memory._replace(failed="", lost=stable, progress_at=now)
-
-
 def _until_gateways_left(look_in: float | None, facts: Facts) -> float | None:
     """Return when to look again, at the latest when gateways that leave are waited for no more: of
     one on a lost node nothing will be told.
@@ -315,7 +290,7 @@ def _until_gateways_left(look_in: float | None, facts: Facts) -> float | None:
 
 
 def _goal(spec: PDDeploymentSpec, memory: Memory, stable: str, update: str) -> str:
-    can_return = stable not in ("", update, memory.lost) and spec.rollout.auto_rollback
+    can_return = stable not in ("", update) and spec.rollout.auto_rollback
     return stable if memory.failed == update and can_return else update
 
 
@@ -328,14 +303,15 @@ def _begun(memory: Memory, facts: Facts, goal: str, target: Counts) -> Memory:
 def _progressed(memory: Memory, facts: Facts, goal: str, target: Counts, now: float) -> Memory:
     """Return the memory after what the goal serves now.
 
-    Pods that are all ready end a wait as well: what is waited for next, after an eviction or with
-    another partition, is waited for from the beginning.
+    Pods that are all ready end a wait as well, and so does a target of none: what is waited for
+    next, after an eviction, a suspension or with another partition, is waited for from the
+    beginning.
     """
     ours = facts.named(goal)
     pairs = served_pairs(usable(ours), target)
     if pairs > memory.reached:
         return memory._replace(reached=pairs, progress_at=now, waited=Waited())
-    is_at_rest = ours.is_live and ours.desired.less(ours.ready).is_zero
+    is_at_rest = target.is_zero or (ours.is_live and ours.desired.less(ours.ready).is_zero)
     return memory._replace(reached=pairs, waited=Waited()) if is_at_rest else memory
 
 

@@ -48,9 +48,6 @@ def notices(old: Json, new: Json) -> Iterator[Notice]:
     if rollout.get("phase") == "RollbackFailed" != (old.get("rollout") or {}).get("phase"):
         text = f"the rollback to {current} made no progress within its deadline either"
         yield Notice("RollbackFailed", text, True)
-    lost = rollout.get("lostRevision", "")
-    if lost and lost != (old.get("rollout") or {}).get("lostRevision", ""):
-        yield Notice("RollbackEnded", f"{update} serves more than {lost}, and is rolled out again")
     for kind in ("PodsRefused", "HandoffFellBack"):
         if _reason(new, kind, "True") and not _reason(old, kind, "True"):
             yield Notice(kind, _message(new, kind), True)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 
-_URGENT = ("failedRevision", "lostRevision", "isGatewayUpgrade")
+_URGENT = ("failedRevision", "isGatewayUpgrade")
 """Of a rollout: what is to be known at once, or by a successor."""
 
 

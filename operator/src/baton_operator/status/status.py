@@ -59,7 +59,6 @@ def read_memory(status: dict[str, Any]) -> Memory:
         is_upgrade=rollout.get("isUpgrade", False),
         is_gateway_upgrade=rollout.get("isGatewayUpgrade", False),
         answering=rollout.get("answeringRevision", ""),
-        lost=rollout.get("lostRevision", ""),
         waited=Waited(rollout.get("waitedSeconds", 0), int(_time(rollout, "waitingSince"))),
     )
 
@@ -157,8 +156,6 @@ def _rollout(plan: Plan, seen: Observed, before: dict[str, Any]) -> dict[str, An
         entry["failedRevision"] = plan.memory.failed
         if why := causes.of_failure(seen, plan.memory.failed, before):
             entry["failedReason"] = why
-    if plan.memory.lost:
-        entry["lostRevision"] = plan.memory.lost
     if plan.memory.progress_at:
         entry["progressTime"] = timestamp(plan.memory.progress_at)
     if plan.memory.is_upgrade and plan.current != plan.update:
