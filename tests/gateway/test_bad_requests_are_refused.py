@@ -359,6 +359,14 @@ def test_a_completion_that_names_no_length_gets_what_the_context_leaves_of_16(
     assert gateway.link.sent(Submit)[-1][1].sampling.max_tokens == n_output
 
 
+def test_of_several_prompts_that_name_no_length_none_is_cut_short_by_another(gateway):
+    body = {"model": "tiny", "prompt": [[5] * 9, [5] * 511]}
+    with gateway.http() as client:
+        error = client.post("/v1/completions", json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
+    assert gateway.link.commands == []
+
+
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(gateway, monkeypatch):
     seen = []
     whole = GatewayTokenizer.encode_long

@@ -36,8 +36,17 @@ def test_a_handoff_that_outruns_its_reservation_is_admitted(ledger):
 
 def test_a_handoff_after_its_abort_is_turned_away(ledger):
     ledger.reserve(KEY, 5.0, now=0.0)
-    ledger.close(KEY, now=0.5)
-    assert ledger.arrive(KEY, now=1.0) is OfferVerdict.CLOSED
+    ledger.abort(KEY, now=0.5)
+    assert ledger.arrive(KEY, now=1.0) is OfferVerdict.ABORTED
+    ledger.close(KEY, now=2.0)
+    assert ledger.arrive(KEY, now=3.0) is OfferVerdict.CLOSED
+
+
+def test_what_failed_here_is_no_abort_because_one_follows(ledger):
+    ledger.reserve(KEY, 5.0, now=0.0)
+    assert ledger.expire(now=5.0) == (KEY,)
+    ledger.abort(KEY, now=6.0)
+    assert ledger.arrive(KEY, now=7.0) is OfferVerdict.CLOSED
 
 
 def test_a_reservation_without_a_handoff_expires_once_and_stays_closed(ledger):

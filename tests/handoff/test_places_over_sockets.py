@@ -61,7 +61,7 @@ def test_a_place_is_granted_at_once_and_the_next_when_its_request_has_left(
 
 def test_a_full_line_refuses_and_a_request_that_is_over_too(handoff_end):
     prefill, decode = handoff_end(), handoff_end(places=one_slot(asks=1))
-    decode.transport.leave(key(9))
+    decode.transport.leave(key(9), is_aborted=True)
     for n in (1, 2, 3, 9):
         prefill.transport.ask(decode.target, key(n), WISH, 60.0)
     events = [prefill.next() for _ in range(3)]
@@ -73,6 +73,17 @@ def test_a_full_line_refuses_and_a_request_that_is_over_too(handoff_end):
         assert prefill.value("baton_handoff_outcomes_total", outcome=reason) == n, reason
     for reason, n in (("over", 1), ("decode_full", 1), ("handoff_refused", 0)):
         assert decode.value("baton_handoff_refused_total", reason=reason) == n, reason
+
+
+def test_what_decode_gave_up_by_itself_is_refused_as_a_failure_when_it_comes_again(handoff_end):
+    prefill, decode = handoff_end(), handoff_end()
+    decode.transport.refuse(key(1), ErrorCode.INVALID_REQUEST, "another model's")
+    decode.transport.leave(key(1), is_aborted=True)  # by whoever was told of it
+    prefill.transport.ask(decode.target, key(1), WISH, 60.0)
+    event = prefill.next()
+    assert (event.key, event.code, event.is_over) == (key(1), ErrorCode.HANDOFF_REFUSED, False)
+    assert prefill.value("baton_handoff_outcomes_total", outcome="handoff_refused") == 1
+    assert prefill.value("baton_handoff_outcomes_total", outcome="cancelled") == 0
 
 
 @pytest.fixture

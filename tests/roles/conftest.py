@@ -122,9 +122,9 @@ class MemoryTransport:
                 if key in peer.transport.asked:
                     peer.loop.inbox.put(HandoffGranted(key, 0.0))
 
-    def leave(self, key: RequestKey) -> None:
+    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
         self.left.append(key)
-        self.places.leave(key)
+        self.places.leave(key, is_aborted=is_aborted)
         self.grant()
         worker_id = self.asked.pop(key, None)
         if worker_id is not None:

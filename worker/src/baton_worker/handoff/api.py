@@ -53,7 +53,7 @@ class HandoffDelivered:
 class HandoffFailed:
     """Decode refused a place or an offer, or was silent until the deadline.
 
-    `is_over`: decode heard first that the request is over, as of a client that left.
+    `is_over`: decode heard first that the request is aborted, as of a client that left.
     """
 
     key: RequestKey
@@ -136,14 +136,17 @@ class KvTransport(Protocol):
         Only an answer or a deadline that came before the call may still make one.
         """
 
-    def leave(self, key: RequestKey) -> None:
-        """The request has left this process: a place that was asked or kept for it is free."""
+    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
+        """The request has left this process: a place that was asked or kept for it is free.
+
+        `is_aborted`: nobody waits for it any more, and who offers it is told so.
+        """
 
     def acknowledge(self, key: RequestKey) -> None:
         """Tell the sender that the KV sits in this process's pool."""
 
     def refuse(self, key: RequestKey, code: ErrorCode | None, message: str) -> None:
-        """Tell the sender that this process will not take it; without a code: it is over."""
+        """Tell the sender that this process will not take it; without a code: it was aborted."""
 
     def close(self) -> None:
         """Close the sockets and end the thread; open offers get no event."""

@@ -81,7 +81,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """Decode's word on an offer.
 
     `code` of a refusal: an ErrorCode, or 0, which older workers take for a plain refusal: the
-    request is over, so that nobody failed.
+    request was aborted, so that nobody failed.
     """
 
     handle: int
@@ -97,7 +97,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it refuses what is over."""
+        """Whether it refuses what was aborted."""
         return self.kind == AnswerKind.REFUSED and not self.code
 
     @property

@@ -22,6 +22,7 @@ class OfferState(enum.Enum):
     IMPORTED = "imported"
     REFUSED = "refused"
     CLOSED = "closed"
+    ABORTED = "aborted"
 
 
 class OfferVerdict(enum.Enum):
@@ -31,6 +32,7 @@ class OfferVerdict(enum.Enum):
     ALREADY_PENDING = "already pending"
     ALREADY_IMPORTED = "already imported"
     CLOSED = "closed"
+    ABORTED = "aborted"
     FULL = "full"
 
 
@@ -90,6 +92,8 @@ class HandoffLedger:
             return OfferVerdict.FULL
         elif standing is OfferState.CLOSED:
             return OfferVerdict.CLOSED
+        elif standing is OfferState.ABORTED:
+            return OfferVerdict.ABORTED
         self._put(key, OfferState.PENDING, now + self.queue_seconds)
         return OfferVerdict.ADMIT
 
@@ -100,6 +104,12 @@ class HandoffLedger:
     def close(self, key: RequestKey, now: float) -> None:
         """The request ended or was refused: a later offer of it must be turned away."""
         self._put(key, OfferState.CLOSED, now + self.memory_seconds)
+
+    def abort(self, key: RequestKey, now: float) -> None:
+        """Nobody waits for the request any more. What was refused before stays a failure."""
+        failed = (OfferState.REFUSED, OfferState.CLOSED)
+        standing = OfferState.CLOSED if self._entries.get(key) in failed else OfferState.ABORTED
+        self._put(key, standing, now + self.memory_seconds)
 
     def give_up(self, key: RequestKey, now: float) -> bool:
         """Close a handoff that the engine will not import any more; False if none is pending."""

@@ -229,8 +229,8 @@ class HandoffMetrics:
         )
         self._refused = factory.counter(
             "baton_handoff_refused",
-            "Asks and offers that this worker refused, by reason (over: of requests that it had"
-            " heard to be over, as when clients leave)",
+            "Asks and offers that this worker refused, by reason (over: of requests that their"
+            " gateway had aborted, as when clients leave)",
             labels=("reason",),
         )
 

@@ -113,7 +113,8 @@ class Places:
         self._limits = limits
         self._places: dict[RequestKey, _Place] = {}
         self._line = WaitingQueue[_Place]()
-        self._over: OrderedDict[RequestKey, None] = OrderedDict()
+        self._over: OrderedDict[RequestKey, bool] = OrderedDict()
+        """Who has left, and whether by being aborted."""
         self._expiry = Timers[RequestKey]()
         self._common = Room(Amount(limits.slots, limits.receive_bytes, limits.kv_tokens))
         self._reserve = Room(limits.reserve)
@@ -242,9 +243,15 @@ class Places:
             place.standing = _Standing.IMPORTED
             self._expiry.drop(key)
 
-    def leave(self, key: RequestKey) -> None:
-        """A request has ended: nothing is kept for it, and it will get nothing."""
-        self._over[key] = None
+    def was_aborted(self, key: RequestKey) -> bool:
+        """Whether a request has left because nobody waits for it any more."""
+        return self._over.get(key, False)
+
+    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
+        """A request has ended: nothing is kept for it, and it will get nothing. What it ended by
+        first is remembered.
+        """
+        self._over.setdefault(key, is_aborted)
         if len(self._over) > _MAX_REMEMBERED:
             self._over.popitem(last=False)
         place = self._places.pop(key, None)

@@ -187,9 +187,9 @@ class Receiver:
         self._answer(_refusal(key, code, message))
         self.leave(key)
 
-    def leave(self, key: RequestKey) -> None:
+    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
         """See `KvTransport.leave`."""
-        self._places.leave(key)
+        self._places.leave(key, is_aborted=is_aborted)
         self._forget_filled(key)
         self._routes.pop(key, None)
         self._own_asked_at.pop(key, None)
@@ -203,7 +203,7 @@ class Receiver:
             self._metrics.places.held_up("line")
             self._turn_away(key, ErrorCode.DECODE_FULL, "this decode worker's line is full")
         elif reply is Reply.OVER:
-            self._turn_away(key, None, "the request is over")
+            self._turn_away_again(key)
         elif key not in self._grant():
             self._put_off(key, OWN)
 
@@ -222,7 +222,7 @@ class Receiver:
             self._metrics.places.held_up("line")
             self._turn_away(ask.key, ErrorCode.DECODE_FULL, "this decode worker's line is full")
         elif reply is Reply.OVER:
-            self._turn_away(ask.key, None, "the request is over")
+            self._turn_away_again(ask.key)
         elif reply is Reply.GRANTED:
             self._answer(Answer(*ask.key, AnswerKind.GRANTED))
         elif ask.key not in self._grant():
@@ -315,6 +315,11 @@ class Receiver:
         if key in self._told_filled:
             self._told_filled.discard(key)
             self._on_event(HandoffWithdrawn(key))
+
+    def _turn_away_again(self, key: RequestKey) -> None:
+        """Refuse what is over: as nobody's failure only where it was aborted."""
+        code = None if self._places.was_aborted(key) else ErrorCode.HANDOFF_REFUSED
+        self._turn_away(key, code, "the request is over")
 
     def _turn_away(self, key: RequestKey, code: ErrorCode | None, message: str) -> None:
         """Refuse what came; its sender takes that for the end, so no place is kept for it."""

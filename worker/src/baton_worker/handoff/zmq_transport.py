@@ -176,9 +176,9 @@ class ZmqKvTransport:
         """Forget an offer."""
         self._call(partial(self._sender.cancel, key))
 
-    def leave(self, key: RequestKey) -> None:
+    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
         """Give back a place."""
-        self._call(partial(self._leave, key))
+        self._call(partial(self._leave, key, is_aborted))
 
     def acknowledge(self, key: RequestKey) -> None:
         """Answer IMPORTED."""
@@ -212,10 +212,10 @@ class ZmqKvTransport:
         self._calls.append(action)
         self._wakeup.set()
 
-    def _leave(self, key: RequestKey) -> None:
+    def _leave(self, key: RequestKey, is_aborted: bool) -> None:
         self._sender.leave(key)
         if self._receiver is not None:
-            self._receiver.leave(key)
+            self._receiver.leave(key, is_aborted=is_aborted)
 
     def _ask(
         self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float

@@ -57,7 +57,7 @@ class Endings:
 
     def end(self, key: RequestKey, code: ErrorCode, message: str, *, is_over: bool = False) -> None:
         """End a request that is not in the engine with an error row of its own; `is_over`: of which
-        another has heard that nobody waits for it, so that it is no failure.
+        decode has heard that nobody waits for it, so that it is no failure.
         """
         log.info("request ended", extra={"key": key, "code": code.name, "why": message})
         if not is_over:
@@ -99,7 +99,7 @@ class Endings:
     def leave(self, key: RequestKey, outcome: Outcome) -> None:
         """Note that nothing more is to be said of a request: its end was told, or decode has it."""
         self.parts.metrics.gone(key)
-        self.placeless.leave(key)
+        self.placeless.leave(key, is_aborted=outcome is Outcome.ABORTED)
         if self.live.leave(key):
             self.parts.metrics.left(outcome)
             self.parts.traces.left(key, outcome)

@@ -208,9 +208,9 @@ class WorkerLoop:
                 self.endings.leave(key, Outcome.ABORTED)
         for n in range(attempt + 1):
             key = RequestKey(handle, n)
-            self.parts.ledger.close(key, now)
+            self.parts.ledger.abort(key, now)
             if not self.live.holds(key):
-                self.parts.transport.leave(key)
+                self.parts.transport.leave(key, is_aborted=True)
 
     def _take_over(self, handoff: Handoff) -> None:
         key = handoff.state.key
@@ -219,8 +219,10 @@ class WorkerLoop:
             self.parts.transport.acknowledge(key)
             if not self.live.holds(key):
                 self.parts.transport.leave(key)
-        elif verdict is OfferVerdict.CLOSED:
+        elif verdict is OfferVerdict.ABORTED:
             self.parts.transport.refuse(key, None, "the request is over")
+        elif verdict is OfferVerdict.CLOSED:
+            self.parts.transport.refuse(key, ErrorCode.HANDOFF_REFUSED, "the request is over")
         elif verdict is OfferVerdict.FULL:
             self.parts.transport.refuse(key, ErrorCode.DECODE_FULL, "no place left")
         elif verdict is OfferVerdict.ADMIT:

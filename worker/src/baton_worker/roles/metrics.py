@@ -48,7 +48,8 @@ class RoleMetrics:
         self._requests = factory.counter(
             "baton_worker_requests",
             "Requests by how they left this worker: finished, handed_over (decode has it), aborted "
-            "(its gateway said so, or is gone) or failed (see baton_worker_refused_total)",
+            "(its gateway said so, here or to decode, or is gone) or failed (see "
+            "baton_worker_refused_total)",
             labels=("outcome",),
         )
         for outcome in Outcome:

@@ -56,7 +56,7 @@ class Placeless:
         """Return the prompt that may be computed now; None if it has left meanwhile."""
         return self._requests.pop(key, None)
 
-    def leave(self, key: RequestKey) -> None:
+    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
         """A request has left this worker: whatever place it had or asked for is free."""
         self._requests.pop(key, None)
-        self.transport.leave(key)
+        self.transport.leave(key, is_aborted=is_aborted)

@@ -128,7 +128,7 @@ def bind(
     biased = tuple(token for token, _ in sampling.logit_bias)
     check_ids("logit_bias", biased, limits.vocab_size, minimum=0)
     context = limits.context_with(max(params.logprobs_k, request.prompt_logprobs_k))
-    max_tokens = _output_tokens(options, max(map(len, prompts)), name, context)
+    max_tokens = _output_tokens(options, prompts, name, context)
     if sampling.min_tokens > max_tokens:
         raise bad_request(
             "min_tokens",
@@ -346,15 +346,26 @@ def check_ids(name: str, ids: Sequence[int], vocab_size: int, minimum: int = 1) 
         raise bad_request(name, f"{name}: token id {wrong} is not in 0..{vocab_size - 1}")
 
 
-def _output_tokens(options: Options, prompt_tokens: int, name: str, context_tokens: int) -> int:
+def _output_tokens(
+    options: Options, prompts: Sequence[tuple[int, ...]], name: str, context_tokens: int
+) -> int:
+    """Return how many each choice may have. One number is for all prompts, so that of several none
+    is cut short because another is long.
+    """
+    prompt_tokens = max(map(len, prompts))
     room = context_tokens - prompt_tokens
     if room < 1:
         told = f"the prompt has {prompt_tokens}, so no token could be generated"
         raise context_exceeded(name, context_tokens, told)
-    if options.max_tokens is None:
-        is_chat = options.request.endpoint is Endpoint.CHAT
-        return room if is_chat else min(room, COMPLETION_DEFAULT_MAX_TOKENS)
-    if options.max_tokens > room:
-        told = f"{prompt_tokens} of the prompt and {options.max_tokens} of output are more"
+    max_tokens = options.max_tokens
+    if max_tokens is None:
+        most = COMPLETION_DEFAULT_MAX_TOKENS
+        if options.request.endpoint is Endpoint.CHAT:
+            return room
+        if len(prompts) == 1:
+            return min(room, most)
+        max_tokens = most
+    if max_tokens > room:
+        told = f"{prompt_tokens} of the prompt and {max_tokens} of output are more"
         raise context_exceeded(options.max_tokens_field, context_tokens, told)
-    return options.max_tokens
+    return max_tokens
