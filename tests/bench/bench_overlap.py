@@ -52,7 +52,7 @@ from baton_worker.identity import RequestKey, Role, make_handle
 from baton_worker.link.api import CommandReceived, Pressure
 from baton_worker.messages import Submit
 from baton_worker.metrics import MetricFactory
-from baton_worker.records.columns import StepColumns
+from baton_worker.records.columns import ErrorCode, StepColumns
 from baton_worker.records.encode import encode_step
 from baton_worker.records.header import StepHeader
 from baton_worker.roles.loop import WorkerLoop
@@ -130,7 +130,9 @@ class EncodingLink:
 class NoTransport:
     """A mixed worker hands nothing over; it only says that its requests have left."""
 
-    def leave(self, key: RequestKey) -> None:
+    has_places = False
+
+    def leave(self, key: RequestKey, *, code: ErrorCode | None) -> None:
         """Give back no place."""
 
 

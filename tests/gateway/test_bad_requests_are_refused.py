@@ -364,6 +364,10 @@ def test_of_several_prompts_that_name_no_length_none_is_cut_short_by_another(gat
     with gateway.http() as client:
         error = client.post("/v1/completions", json=body).json()["error"]
     assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
+    assert error["message"] == (
+        f"{WORDS}511 of the prompt and 16 of output are more; name max_tokens, for several prompts"
+        " have 16 each without it"
+    )
     assert gateway.link.commands == []
 
 

@@ -49,6 +49,13 @@ def test_what_failed_here_is_no_abort_because_one_follows(ledger):
     assert ledger.arrive(KEY, now=7.0) is OfferVerdict.CLOSED
 
 
+def test_what_was_refused_for_want_of_room_is_that_behind_an_abort_too(ledger):
+    for n in range(3):
+        ledger.reserve(RequestKey(n, 0), 5.0, now=0.0)
+    ledger.abort(RequestKey(2, 0), now=1.0)
+    assert ledger.arrive(RequestKey(2, 0), now=2.0) is OfferVerdict.FULL
+
+
 def test_a_reservation_without_a_handoff_expires_once_and_stays_closed(ledger):
     ledger.reserve(KEY, 5.0, now=0.0)
     assert ledger.expire(now=4.9) == ()

@@ -61,7 +61,7 @@ def test_a_place_is_granted_at_once_and_the_next_when_its_request_has_left(
 
 def test_a_full_line_refuses_and_a_request_that_is_over_too(handoff_end):
     prefill, decode = handoff_end(), handoff_end(places=one_slot(asks=1))
-    decode.transport.leave(key(9), is_aborted=True)
+    decode.transport.leave(key(9), code=None)
     for n in (1, 2, 3, 9):
         prefill.transport.ask(decode.target, key(n), WISH, 60.0)
     events = [prefill.next() for _ in range(3)]
@@ -78,12 +78,35 @@ def test_a_full_line_refuses_and_a_request_that_is_over_too(handoff_end):
 def test_what_decode_gave_up_by_itself_is_refused_as_a_failure_when_it_comes_again(handoff_end):
     prefill, decode = handoff_end(), handoff_end()
     decode.transport.refuse(key(1), ErrorCode.INVALID_REQUEST, "another model's")
-    decode.transport.leave(key(1), is_aborted=True)  # by whoever was told of it
+    decode.transport.leave(key(1), code=None)  # by whoever was told of it
     prefill.transport.ask(decode.target, key(1), WISH, 60.0)
     event = prefill.next()
-    assert (event.key, event.code, event.is_over) == (key(1), ErrorCode.HANDOFF_REFUSED, False)
-    assert prefill.value("baton_handoff_outcomes_total", outcome="handoff_refused") == 1
+    assert (event.key, event.code, event.is_over) == (key(1), ErrorCode.INVALID_REQUEST, False)
+    assert prefill.value("baton_handoff_outcomes_total", outcome="invalid_request") == 1
     assert prefill.value("baton_handoff_outcomes_total", outcome="cancelled") == 0
+
+
+def test_what_was_refused_for_being_aborted_is_nobodys_failure_when_it_comes_again(handoff_end):
+    """An offer came while the engine still had the request to end, and its connection broke."""
+    prefill, decode = handoff_end(), handoff_end()
+    decode.transport.refuse(key(1), None, "the request is over")
+    decode.transport.leave(key(1), code=None)  # with the row that ends it
+    prefill.transport.ask(decode.target, key(1), WISH, 60.0)
+    event = prefill.next()
+    assert (event.key, event.is_over) == (key(1), True)
+    assert prefill.value("baton_handoff_outcomes_total", outcome="cancelled") == 1
+    assert prefill.value("baton_handoff_outcomes_total", outcome="handoff_refused") == 0
+
+
+def test_who_asks_where_decode_has_said_that_it_is_full_is_refused_as_that(handoff_end):
+    """The gateway hears of it by decode, prefill by its ask: as load, by both."""
+    prefill, decode = handoff_end(), handoff_end()
+    decode.transport.leave(key(1), code=ErrorCode.DECODE_FULL)
+    prefill.transport.ask(decode.target, key(1), WISH, 60.0)
+    event = prefill.next()
+    assert (event.key, event.code, event.is_over) == (key(1), ErrorCode.DECODE_FULL, False)
+    for outcome, n in (("decode_full", 1), ("handoff_refused", 0), ("cancelled", 0)):
+        assert prefill.value("baton_handoff_outcomes_total", outcome=outcome) == n, outcome
 
 
 @pytest.fixture

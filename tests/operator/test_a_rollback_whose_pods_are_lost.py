@@ -152,6 +152,42 @@ def test_behind_a_suspension_a_late_rollback_has_its_time_anew():
     assert fleet.wait(20).is_late
 
 
+def returned(pairs):
+    """Return a fleet whose rollback from a broken `b` has ended."""
+    fleet = rolled(pairs)
+    fleet.update = "b"
+    fleet.broken.add("b")
+    fleet.settle()
+    fleet.wait(2 * DEADLINE_SECONDS)
+    fleet.settle()
+    assert (fleet.plan.goal, fleet.plan.step.phase) == ("a", Phase.COMPLETE)
+    return fleet
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 4])
+def test_what_pods_suffer_behind_a_rollback_that_has_ended_is_no_failure_of_it(pairs):
+    """An eviction or a node too few for a scale-out is told as of any model that serves."""
+    fleet = returned(pairs)
+    lose(fleet, "a", 1)
+    assert not fleet.wait(2 * DEADLINE_SECONDS).is_late
+    fleet = returned(pairs)
+    fleet.scale(pairs + 2, pairs + 2)
+    fleet.step()
+    fleet.broken.add("a")
+    assert not fleet.wait(2 * DEADLINE_SECONDS).is_late
+    fleet.update = "c"
+    assert not fleet.step().memory.has_returned
+
+
+def test_a_rollback_that_was_called_off_and_asked_for_again_is_timed_again():
+    fleet = stuck(2, 1)
+    fleet.rollout(auto_rollback=False)
+    assert fleet.wait(2 * DEADLINE_SECONDS).goal == "b"
+    fleet.rollout(auto_rollback=True)
+    assert not fleet.wait(DEADLINE_SECONDS - 10).is_late
+    assert fleet.wait(20).is_late
+
+
 def test_the_old_spec_named_again_has_a_deadline_while_the_new_one_has_pods():
     """A rollback by hand: nothing was left to tell that it did not end."""
     fleet = rolled(4)
@@ -208,3 +244,14 @@ def test_a_late_rollback_is_told_by_condition_phase_and_one_event():
     text = "the rollback to a made no progress within its deadline either"
     assert [tuple(n) for n in notices(before, status)] == [("RollbackFailed", text, True)]
     assert list(notices(status, status_of(read_memory(status), status))) == []
+
+
+def test_a_rollback_that_has_ended_is_remembered_by_its_phase():
+    ended = status_of(failed_memory(0), counts={"a": (2, 2)})
+    assert ended["rollout"]["phase"] == "RolledBack"
+    memory = read_memory(ended)
+    assert memory.has_returned
+    evicted = status_of(memory, ended, counts={"a": (2, 1)})
+    assert evicted["rollout"]["phase"] == "RolledBack"
+    assert list(notices(ended, evicted)) == []
+    assert not read_memory(status_of(failed_memory(0))).has_returned

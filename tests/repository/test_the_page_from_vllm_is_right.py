@@ -10,6 +10,8 @@ import pytest
 from baton_worker.gateway.errors import ApiError
 from baton_worker.gateway.intake.unsupported import NEUTRAL, refuse_unsupported
 from baton_worker.gateway.request import Endpoint
+from baton_worker.local.flags import local_options
+from baton_worker.local.layout import plan_processes
 from baton_worker.main import build_parser
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "from-vllm.md").read_text()
@@ -40,6 +42,18 @@ def test_a_dash_is_a_flag_that_local_has_not(capsys: pytest.CaptureFixture[str])
     }
     assert missing
     assert missing & there == set()
+
+
+def test_what_it_tells_to_run_on_two_gpus_gives_each_worker_one() -> None:
+    (command,) = re.findall(r"^baton-worker (.*?(?:\\\n.*?)*)$", PAGE, re.MULTILINE)
+    words = command.replace("\\\n", " ").split()
+    options = local_options(build_parser().parse_args(words))
+    plans = {plan.role: plan for plan in plan_processes(options, [1], {}, "/folder")}
+    assert set(plans) == {"gateway", "prefill", "decode"}
+    for role, gpu in (("prefill", "0"), ("decode", "1")):
+        assert plans[role].environment["CUDA_VISIBLE_DEVICES"] == gpu
+        engine = plans[role].config.engine
+        assert (engine.device, engine.max_running, engine.max_model_len) == ("gpu", 256, 32768)
 
 
 def test_fields_that_it_calls_refused_are_refused_by_name() -> None:

@@ -105,8 +105,16 @@ class MemoryTransport:
         self.asked[key] = target.worker_id
         peer = self.peers[target.worker_id].transport
         reply = peer.places.ask(key, wish, 0.0)
+        if reply is Reply.OVER:
+            self._refused(key, peer.places.refusal(key))
+            return
         assert reply in (Reply.QUEUED, Reply.GRANTED), reply
         peer.grant()
+
+    def _refused(self, key: RequestKey, code: ErrorCode | None) -> None:
+        told = code or ErrorCode.HANDOFF_REFUSED
+        failed = HandoffFailed(key, told, "the request is over", is_over=code is None)
+        self.peers[self.owner].loop.inbox.put(failed)
 
     def ask_here(self, key: RequestKey, wish: Wish) -> None:
         self.own.add(key)
@@ -122,9 +130,9 @@ class MemoryTransport:
                 if key in peer.transport.asked:
                     peer.loop.inbox.put(HandoffGranted(key, 0.0))
 
-    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
+    def leave(self, key: RequestKey, *, code: ErrorCode | None = ErrorCode.HANDOFF_REFUSED) -> None:
         self.left.append(key)
-        self.places.leave(key, is_aborted=is_aborted)
+        self.places.leave(key, code=code)
         self.grant()
         worker_id = self.asked.pop(key, None)
         if worker_id is not None:

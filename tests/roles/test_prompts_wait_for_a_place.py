@@ -7,6 +7,7 @@ import pytest
 from baton_worker.config import SimConfig
 from baton_worker.handoff.places import PlaceLimits
 from baton_worker.identity import make_handle
+from baton_worker.link.api import Pressure
 from baton_worker.messages import HANDOFF_PLACES, Abort, DecodeTarget, Reserve, Submit
 from baton_worker.records.columns import ErrorCode, Finish
 from baton_worker.records.rows import rows
@@ -217,6 +218,26 @@ def test_more_requests_than_prefill_may_hold_in_line_are_refused(make_worker):
     assert ends_of(prefill, 3)[-1].error.code is ErrorCode.QUEUE_FULL
     settle(prefill, decode)
     assert decode.finish(handle(0)) is decode.finish(handle(1)) is Finish.LENGTH
+
+
+@pytest.mark.parametrize("why", ["capacity", "pressure"])
+def test_a_place_that_decode_had_no_room_for_is_no_failed_handoff_at_prefill_either(
+    make_worker, why
+):
+    """Decode tells the gateway that it is full; prefill, which asks later, hears the same."""
+    prefill = make_worker("p", device="sim", sim=AT_ONCE)
+    decode = make_worker("d", ledger_capacity=1, places=limits(), device="sim", sim=AT_ONCE)
+    if why == "pressure":
+        decode.link.level = Pressure.STOP_ADMITTING
+    for n in (0, 1):
+        decode.command(Reserve(handle(n), 0, len(PROMPT), 8, 600.0))
+    decode.turn()
+    told = {"capacity": ErrorCode.DECODE_FULL, "pressure": ErrorCode.QUEUE_FULL}[why]
+    assert ends_of(decode, 1)[-1].error.code is told
+    prefill.command(submit(1))
+    prefill.turn(2)
+    assert ends_of(prefill, 1)[-1].error.code is ErrorCode.DECODE_FULL
+    assert prefill.is_clean()
 
 
 def test_an_older_decode_worker_is_not_asked(pair):

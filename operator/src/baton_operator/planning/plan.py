@@ -26,7 +26,8 @@ class Memory(NamedTuple):
     `reached` is the most pairs that the revision which is rolled to has served since all its pods
     were last ready, `progress_at` when that last grew, `waited` the time that counts towards the
     deadline: all of it where a rollback is late. `answering` is the revision that every serving
-    gateway pod was last of.
+    gateway pod was last of. `has_returned`: a rollback has ended; what its pods suffer since then
+    is no part of it.
     """
 
     current: str = ""
@@ -38,6 +39,7 @@ class Memory(NamedTuple):
     is_upgrade: bool = False
     is_gateway_upgrade: bool = False
     answering: str = ""
+    has_returned: bool = False
 
 
 class Turn(NamedTuple):
@@ -152,6 +154,7 @@ def make_plan(
         awaited = facts.awaited(goal, target)
         memory, look_in = _judged(spec, memory, awaited, goal, stable, step, now)
     current = _current(step, goal, stable, facts, target)
+    memory = memory._replace(has_returned=_has_returned(memory, goal, step))
     if step.phase is Phase.COMPLETE and goal == update:  # late, but with nothing to go back to
         memory = memory._replace(failed="")
     return Plan(
@@ -252,6 +255,8 @@ def _judged(
     rollback that is late stays so until it gets on: nothing is left to turn to.
     """
     is_return = goal != memory.update
+    if is_return and memory.has_returned:
+        return memory._replace(waited=Waited()), None
     is_alone = not any(r.is_live for r in facts.revisions if r.name != goal)
     if not is_return and (memory.failed == goal or (stable == goal and is_alone)):
         return memory._replace(waited=Waited()), None
@@ -272,6 +277,11 @@ def _judged(
     if look_in is None and is_moving and not wanted.less(ours.ready).is_zero:
         look_in = piece_seconds(deadline)
     return memory._replace(waited=verdict.waited), look_in
+
+
+def _has_returned(memory: Memory, goal: str, step: Step) -> bool:
+    """Return whether this is a rollback that has ended, in this step or before."""
+    return goal != memory.update and (memory.has_returned or step.phase is Phase.COMPLETE)
 
 
 def _is_late(spec: PDDeploymentSpec, memory: Memory) -> bool:

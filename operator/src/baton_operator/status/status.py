@@ -30,6 +30,8 @@ from baton_operator.status.conditions import (
 from baton_operator.status.handoff import handoff_condition, handoff_status
 
 _LATE = "RollbackDeadlineExceeded"
+_RETURNED = "RolledBack"
+"""The phase by which the next pass knows that the rollback has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ def read_memory(status: dict[str, Any]) -> Memory:
         is_gateway_upgrade=rollout.get("isGatewayUpgrade", False),
         answering=rollout.get("answeringRevision", ""),
         waited=Waited(rollout.get("waitedSeconds", 0), int(_time(rollout, "waitingSince"))),
+        has_returned=rollout.get("phase") == _RETURNED,
     )
 
 
@@ -179,7 +182,7 @@ def _phase(plan: Plan) -> str:
     if plan.is_late:
         return "RollbackFailed"
     if plan.is_rolled_back:
-        return "RolledBack" if plan.step.phase is Phase.COMPLETE else "RollingBack"
+        return _RETURNED if plan.memory.has_returned else "RollingBack"
     return "Failed" if plan.has_failed else plan.step.phase.value
 
 

@@ -136,10 +136,10 @@ class KvTransport(Protocol):
         Only an answer or a deadline that came before the call may still make one.
         """
 
-    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
+    def leave(self, key: RequestKey, *, code: ErrorCode | None = ErrorCode.HANDOFF_REFUSED) -> None:
         """The request has left this process: a place that was asked or kept for it is free.
 
-        `is_aborted`: nobody waits for it any more, and who offers it is told so.
+        `code`: as what who asks for it later is refused; None: nobody waits for it any more.
         """
 
     def acknowledge(self, key: RequestKey) -> None:

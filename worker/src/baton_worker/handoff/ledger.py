@@ -107,8 +107,9 @@ class HandoffLedger:
 
     def abort(self, key: RequestKey, now: float) -> None:
         """Nobody waits for the request any more. What was refused before stays a failure."""
-        failed = (OfferState.REFUSED, OfferState.CLOSED)
-        standing = OfferState.CLOSED if self._entries.get(key) in failed else OfferState.ABORTED
+        before = self._entries.get(key)
+        is_failed = before in (OfferState.REFUSED, OfferState.CLOSED)
+        standing = before if before and is_failed else OfferState.ABORTED
         self._put(key, standing, now + self.memory_seconds)
 
     def give_up(self, key: RequestKey, now: float) -> bool:

@@ -21,6 +21,7 @@ from baton_worker.handoff.room import NOTHING, Amount, Room, Wish
 from baton_worker.handoff.shares import OWN, Shares
 from baton_worker.handoff.timers import Timers
 from baton_worker.identity import RequestKey
+from baton_worker.records.columns import ErrorCode
 
 _MAX_REMEMBERED = 8192
 RESERVED_PART = 8
@@ -113,8 +114,8 @@ class Places:
         self._limits = limits
         self._places: dict[RequestKey, _Place] = {}
         self._line = WaitingQueue[_Place]()
-        self._over: OrderedDict[RequestKey, bool] = OrderedDict()
-        """Who has left, and whether by being aborted."""
+        self._over: OrderedDict[RequestKey, ErrorCode | None] = OrderedDict()
+        """Who has left, and as what it is refused if it comes again."""
         self._expiry = Timers[RequestKey]()
         self._common = Room(Amount(limits.slots, limits.receive_bytes, limits.kv_tokens))
         self._reserve = Room(limits.reserve)
@@ -243,15 +244,15 @@ class Places:
             place.standing = _Standing.IMPORTED
             self._expiry.drop(key)
 
-    def was_aborted(self, key: RequestKey) -> bool:
-        """Whether a request has left because nobody waits for it any more."""
-        return self._over.get(key, False)
+    def refusal(self, key: RequestKey) -> ErrorCode | None:
+        """Return as what a request that has left is refused; None: nobody waits for it any more."""
+        return self._over.get(key, ErrorCode.HANDOFF_REFUSED)
 
-    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
+    def leave(self, key: RequestKey, *, code: ErrorCode | None = ErrorCode.HANDOFF_REFUSED) -> None:
         """A request has ended: nothing is kept for it, and it will get nothing. What it ended by
         first is remembered.
         """
-        self._over.setdefault(key, is_aborted)
+        self._over.setdefault(key, code)
         if len(self._over) > _MAX_REMEMBERED:
             self._over.popitem(last=False)
         place = self._places.pop(key, None)
@@ -266,17 +267,17 @@ class Places:
         place.room.free_place(place.wish)
         self._shares.gave_back(place.sender, place.wish)
 
-    def turn_away(self, key: RequestKey) -> None:
+    def turn_away(self, key: RequestKey, code: ErrorCode | None = ErrorCode.DECODE_FULL) -> None:
         """What was sent of a request is refused: it has left, unless it is here already."""
         place = self._places.get(key)
         if place is not None and place.standing in (_Standing.WAITING, _Standing.GRANTED):
-            self.leave(key)
+            self.leave(key, code=code)
 
     def expire(self, now: float) -> list[RequestKey]:
         """Return who was in line, or granted and did not come, for too long; they have left."""
         late = self._expiry.take_due(now)
         for key in late:
-            self.leave(key)
+            self.leave(key, code=ErrorCode.DECODE_FULL)
         return late
 
     def _next(self) -> _Place | None:

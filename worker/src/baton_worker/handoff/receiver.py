@@ -185,11 +185,11 @@ class Receiver:
         """See `KvTransport.refuse`."""
         self._metrics.refused(code)
         self._answer(_refusal(key, code, message))
-        self.leave(key)
+        self.leave(key, code=code)
 
-    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
+    def leave(self, key: RequestKey, *, code: ErrorCode | None = ErrorCode.HANDOFF_REFUSED) -> None:
         """See `KvTransport.leave`."""
-        self._places.leave(key, is_aborted=is_aborted)
+        self._places.leave(key, code=code)
         self._forget_filled(key)
         self._routes.pop(key, None)
         self._own_asked_at.pop(key, None)
@@ -317,14 +317,13 @@ class Receiver:
             self._on_event(HandoffWithdrawn(key))
 
     def _turn_away_again(self, key: RequestKey) -> None:
-        """Refuse what is over: as nobody's failure only where it was aborted."""
-        code = None if self._places.was_aborted(key) else ErrorCode.HANDOFF_REFUSED
-        self._turn_away(key, code, "the request is over")
+        """Refuse what is over as what it ended by: nobody's failure only where it was aborted."""
+        self._turn_away(key, self._places.refusal(key), "the request is over")
 
     def _turn_away(self, key: RequestKey, code: ErrorCode | None, message: str) -> None:
         """Refuse what came; its sender takes that for the end, so no place is kept for it."""
         self._metrics.refused(code)
-        self._places.turn_away(key)
+        self._places.turn_away(key, code)
         self._forget_filled(key)
         self._answer(_refusal(key, code, message))
         self._routes.pop(key, None)

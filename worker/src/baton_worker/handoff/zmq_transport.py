@@ -176,9 +176,9 @@ class ZmqKvTransport:
         """Forget an offer."""
         self._call(partial(self._sender.cancel, key))
 
-    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
+    def leave(self, key: RequestKey, *, code: ErrorCode | None = ErrorCode.HANDOFF_REFUSED) -> None:
         """Give back a place."""
-        self._call(partial(self._leave, key, is_aborted))
+        self._call(partial(self._leave, key, code))
 
     def acknowledge(self, key: RequestKey) -> None:
         """Answer IMPORTED."""
@@ -212,10 +212,10 @@ class ZmqKvTransport:
         self._calls.append(action)
         self._wakeup.set()
 
-    def _leave(self, key: RequestKey, is_aborted: bool) -> None:
+    def _leave(self, key: RequestKey, code: ErrorCode | None) -> None:
         self._sender.leave(key)
         if self._receiver is not None:
-            self._receiver.leave(key, is_aborted=is_aborted)
+            self._receiver.leave(key, code=code)
 
     def _ask(
         self, target: DecodeTarget, key: RequestKey, wish: Wish, deadline_seconds: float

@@ -64,7 +64,9 @@ class Endings:
             self.parts.metrics.refused(code)
         row = error_columns(key, code, message)
         self.parts.link.publish(incarnation_of(key.handle), row, self._step_id)
-        self.leave(key, Outcome.ABORTED if is_over else Outcome.FAILED)
+        is_full = code in (ErrorCode.DECODE_FULL, ErrorCode.QUEUE_FULL)
+        told = ErrorCode.DECODE_FULL if is_full else ErrorCode.HANDOFF_REFUSED
+        self.leave(key, Outcome.ABORTED if is_over else Outcome.FAILED, told)
 
     def fail(self, key: RequestKey, code: ErrorCode, message: str) -> None:
         """End a request that may be in the engine; its row comes with the next step."""
@@ -96,10 +98,14 @@ class Endings:
             elif key in event.ended:
                 self.end(key, ErrorCode.INTERNAL, message)
 
-    def leave(self, key: RequestKey, outcome: Outcome) -> None:
-        """Note that nothing more is to be said of a request: its end was told, or decode has it."""
+    def leave(
+        self, key: RequestKey, outcome: Outcome, code: ErrorCode = ErrorCode.HANDOFF_REFUSED
+    ) -> None:
+        """Note that nothing more is to be said of a request: its end was told, or decode has it.
+        `code`: as what its handoff is refused if it comes nevertheless, unless it was aborted.
+        """
         self.parts.metrics.gone(key)
-        self.placeless.leave(key, is_aborted=outcome is Outcome.ABORTED)
+        self.placeless.leave(key, None if outcome is Outcome.ABORTED else code)
         if self.live.leave(key):
             self.parts.metrics.left(outcome)
             self.parts.traces.left(key, outcome)

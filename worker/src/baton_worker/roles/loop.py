@@ -210,7 +210,7 @@ class WorkerLoop:
             key = RequestKey(handle, n)
             self.parts.ledger.abort(key, now)
             if not self.live.holds(key):
-                self.parts.transport.leave(key, is_aborted=True)
+                self.parts.transport.leave(key, code=None)
 
     def _take_over(self, handoff: Handoff) -> None:
         key = handoff.state.key

@@ -14,6 +14,7 @@ from baton_worker.handoff.api import KvTransport
 from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
 from baton_worker.messages import HANDOFF_PLACES, Submit
+from baton_worker.records.columns import ErrorCode
 
 
 @dataclass(slots=True)
@@ -56,7 +57,9 @@ class Placeless:
         """Return the prompt that may be computed now; None if it has left meanwhile."""
         return self._requests.pop(key, None)
 
-    def leave(self, key: RequestKey, *, is_aborted: bool = False) -> None:
-        """A request has left this worker: whatever place it had or asked for is free."""
+    def leave(self, key: RequestKey, code: ErrorCode | None) -> None:
+        """A request has left this worker: whatever place it had or asked for is free. `code`: as
+        `KvTransport.leave` has it.
+        """
         self._requests.pop(key, None)
-        self.transport.leave(key, is_aborted=is_aborted)
+        self.transport.leave(key, code=code)

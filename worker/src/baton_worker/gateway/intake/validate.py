@@ -367,5 +367,7 @@ def _output_tokens(
         max_tokens = most
     if max_tokens > room:
         told = f"{prompt_tokens} of the prompt and {max_tokens} of output are more"
+        if options.max_tokens is None:
+            told += f"; name max_tokens, for several prompts have {most} each without it"
         raise context_exceeded(options.max_tokens_field, context_tokens, told)
     return max_tokens
