@@ -13,6 +13,9 @@ namespace baton_ops::cuda {
 
 constexpr int kQuantiseWarps = 8;
 
+constexpr int kRowQuad = 4;  // columns of a range that a lane quantises
+constexpr float kLargestFloat = 0x1.fffffep127f;
+
 constexpr int kManyQuantiseGroups = 4;  // of a warp, of many rows
 
 // Rows whose blocks a GPU has room for at once, and who goes through its code before it counts. Of
@@ -44,6 +47,55 @@ __device__ __forceinline__ float LargestOfWarp(float value) {
 template <class E>
 __device__ __forceinline__ E4m3 Quantised(E value, float scale) {
   return scale == 0.0f ? E4m3{0} : ToE4m3(__fdiv_rn(ToFloat(value), scale));
+}
+
+// What __fdiv_rn(value, scale) is where `reciprocal` is __fdiv_rn(1, scale), but for a zero's sign:
+// an estimate that is corrected twice, as a division does it, by what it leaves.
+__device__ __forceinline__ float Quotient(float value, float scale, float reciprocal) {
+  float quotient = __fmul_rn(value, reciprocal);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    quotient = __fmaf_rn(__fmaf_rn(-quotient, scale, value), reciprocal, quotient);
+  }
+  return quotient;
+}
+
+// A power of two that makes of a scale one with a normal reciprocal, and of a value what leaves no
+// less than fp32 can tell: but of values so small that their quotient is none.
+__device__ __forceinline__ float FactorFor(float scale) {
+  const float up = scale < 0x1p-90f ? 0x1p100f : 1.0f;
+  return scale > 0x1p90f ? 0x1p-100f : up;
+}
+
+// A lane's numbers of a group, of which it returns the scale. With `kIsStored` they have the bits
+// that a division gives, a zero its sign; where the scale is infinite or NaN too.
+template <class E, bool kIsStored = false>
+__device__ __forceinline__ float QuantiseQuad(const Packed<E, kRowQuad>& quad, uint32_t& numbers) {
+  float values[kRowQuad];
+  uint32_t largest = 0;  // as numbers without a sign are ordered, NaN last
+#pragma unroll
+  for (int j = 0; j < kRowQuad; ++j) {
+    values[j] = ToFloat(quad.at[j]);
+    largest = max(largest, __float_as_uint(values[j]) & 0x7fffffffu);
+  }
+  largest = __reduce_max_sync(kEveryLane, largest);
+  const float scale = __fdiv_rn(__uint_as_float(largest), kLargestE4m3), factor = FactorFor(scale);
+  const float divisor = __fmul_rn(scale, factor), reciprocal = __fdiv_rn(1.0f, divisor);
+#pragma unroll
+  for (int j = 0; j < kRowQuad; ++j) {
+    const float quotient = Quotient(__fmul_rn(values[j], factor), divisor, reciprocal);
+    values[j] = kIsStored ? copysignf(quotient, values[j]) : quotient;
+  }
+  numbers = E4m3PairOf(values[0], values[1]) | E4m3PairOf(values[2], values[3]) << 16;
+  if (!(scale > 0.0f)) numbers = 0;
+  if (kIsStored && !(scale <= kLargestFloat)) {  // the whole warp
+    numbers = 0;
+#pragma unroll
+    for (int j = 0; j < kRowQuad; ++j) {
+      numbers |= static_cast<uint32_t>(Quantised(quad.at[j], scale).bits) << 8 * j;
+    }
+  }
+  return scale;
 }
 
 // Grid: (rows; groups, kQuantiseWarps a block, or one where a row is a group).
@@ -92,7 +144,7 @@ __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseFoursKernel(Qua
       WaitForEarlierGrids();
       LetNextGridStart();
     }
-    Packed<E, 4> x[kEach];
+    Packed<E, kRowQuad> x[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int64_t at = (first + i * kQuantiseWarps) * kScaledRange + lane * 4;
@@ -106,18 +158,8 @@ __global__ void __launch_bounds__(kQuantiseWarps* kWarp) QuantiseFoursKernel(Qua
     for (int i = 0; i < kEach; ++i) {
       const int64_t group = first + i * kQuantiseWarps, at = group * kScaledRange + lane * 4;
       if (group >= p.groups) continue;  // the whole warp
-      uint32_t largest = 0;  // sizes are in order as numbers without a sign, NaN behind all
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        largest = max(largest, __float_as_uint(fabsf(ToFloat(x[i].at[j]))));
-      }
-      largest = __reduce_max_sync(kEveryLane, largest);
-      const float scale = __fdiv_rn(__uint_as_float(largest), kLargestE4m3);
-      uint32_t four = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        four |= static_cast<uint32_t>(Quantised(x[i].at[j], scale).bits) << 8 * j;
-      }
+      uint32_t four;
+      const float scale = QuantiseQuad<E, true>(x[i], four);
       if (!is_real || at >= p.columns) continue;
       if (lane == 0) p.scales[row * p.groups + group] = scale;
       *reinterpret_cast<uint32_t*>(p.values + row * p.columns + at) = four;
