@@ -36,7 +36,7 @@ def nearest_bits(x: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
     place = np.searchsorted(_HALFWAY, size)
     is_tie = _HALFWAY.take(place, mode="clip") == size
     place += is_tie & (place % 2 == 1)
-    bits = np.where(np.isnan(x), 0x7F, place) | (np.signbit(x) * np.uint8(0x80))
+    bits = np.where(np.isnan(x), 0x7F, place) | np.where(np.signbit(x), 0x80, 0)
     return bits.astype(np.uint8)
 
 

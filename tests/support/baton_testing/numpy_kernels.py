@@ -253,12 +253,13 @@ _KEPT = threading.local()
 
 def _vector(size: int) -> Array:
     """Return float32 memory of this size that lies as in every call, the thread's last one's."""
-    kept: dict[int, Array] = vars(_KEPT)
-    if size not in kept:
+    kept = vars(_KEPT)
+    name = str(size)
+    if name not in kept:
         raw = np.zeros(size * 4 + _ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT
-        kept[size] = raw[start : start + size * 4].view(np.float32)
-    return kept[size]
+        kept[name] = raw[start : start + size * 4].view(np.float32)
+    return np.asarray(kept[name])
 
 
 def _gather(table: Array, rows: Array, out: Array) -> None:
