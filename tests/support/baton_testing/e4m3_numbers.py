@@ -26,14 +26,16 @@ def number(bits: int) -> float:
 
 POSITIVE = np.array([number(bits) for bits in range(0x7F)])
 """Ascending; the bits of each are its place."""
+_HALFWAY = (POSITIVE[1:] + POSITIVE[:-1]) / 2
+"""From each to the next, which float64 has exactly."""
 
 
 def nearest_bits(x: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
     """Return the bits of the e4m3 number nearest to each x, even ones on ties; beyond 448 448's."""
     size = np.minimum(np.abs(x), POSITIVE[-1]).astype(np.float64)
-    above = np.clip(np.searchsorted(POSITIVE, size), 1, len(POSITIVE) - 1)
-    up, down = POSITIVE[above] - size, size - POSITIVE[above - 1]
-    place = np.where((up < down) | ((up == down) & (above % 2 == 0)), above, above - 1)
+    place = np.searchsorted(_HALFWAY, size)
+    is_tie = _HALFWAY.take(place, mode="clip") == size
+    place += is_tie & (place % 2 == 1)
     bits = np.where(np.isnan(x), 0x7F, place) | np.where(np.signbit(x), 0x80, 0)
     return bits.astype(np.uint8)
 

@@ -14,7 +14,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -135,22 +136,32 @@ class _Weak:
         return NumpyTensor(memory, self._array)
 
 
-def _weakened(argument: Any) -> Any:
+def _memories(argument: Any) -> Iterator[_Memory]:
+    """Yield the memory of each tensor of a kernel's argument."""
     if isinstance(argument, NumpyTensor):
-        return _Weak(argument)
-    if isinstance(argument, tuple):
-        parts = [_weakened(part) for part in argument]
-        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
-    return argument
+        yield argument._memory
+    elif isinstance(argument, tuple):
+        for part in argument:
+            yield from _memories(part)
 
 
-def _held(argument: Any) -> Any:
-    if isinstance(argument, _Weak):
-        return argument.tensor()
-    if isinstance(argument, tuple):
-        parts = [_held(part) for part in argument]
-        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
-    return argument
+class _Call:
+    """A kernel's call as a graph knows it: addresses, not a hold on their memory."""
+
+    def __init__(self, work: Work, arguments: tuple[Any, ...]) -> None:
+        self._work = work
+        self._memories = tuple({id(m): weakref.ref(m) for m in _memories(arguments)}.values())
+        self._arguments = tuple(map(on_device, arguments))
+
+    def held(self) -> Callable[[], None]:
+        """Return what does it, which holds the memory until then."""
+        held = [memory() for memory in self._memories]
+        if None in held:
+            raise DeviceError("a graph is replayed over memory that was given back")
+        return partial(self._do, held)
+
+    def _do(self, held: list[_Memory | None]) -> None:
+        self._work(*self._arguments)
 
 
 class _Event:
@@ -252,13 +263,13 @@ class _Pull:
 
 
 class _Graph:
-    def __init__(self, device: NumpyDevice, calls: list[tuple[Work, tuple[Any, ...]]]) -> None:
+    def __init__(self, device: NumpyDevice, calls: list[_Call]) -> None:
         self._device = device
         self._calls = calls
 
     def replay(self) -> None:
-        for work, arguments in self._calls:
-            self._device.launch(work, *(_held(argument) for argument in arguments))
+        for call in self._calls:
+            self._device.launch_again(call)
 
     def __del__(self) -> None:
         self._device.free_graph()
@@ -280,7 +291,7 @@ class NumpyDevice:
         self._total = total
         self._used = self._peak = 0
         self._stream: deque[Callable[[], None]] = deque()
-        self._captured: list[tuple[Work, tuple[Any, ...]]] | None = None
+        self._captured: list[_Call] | None = None
         self._capturer: int | None = None
         self._is_broken = False
         self._pulls: list[_Pull] = []
@@ -482,9 +493,17 @@ class NumpyDevice:
         """Put a kernel on the stream, or into the graph that is being captured."""
         with self._lock:
             if self._captured is not None:
-                self._captured.append((work, tuple(map(_weakened, arguments))))
+                self._captured.append(_Call(work, arguments))
             else:
                 self._put(lambda: work(*map(on_device, arguments)))
+
+    def launch_again(self, call: _Call) -> None:
+        """Put a kernel of a graph on the stream, or into another that is being captured."""
+        with self._lock:
+            if self._captured is not None:
+                self._captured.append(call)
+            else:
+                self._put(call.held())
 
     def run_to(self, count: int) -> None:
         """Do what was launched, up to the `count`-th thing."""
@@ -496,7 +515,8 @@ class NumpyDevice:
                     work()
                 finally:
                     self.n_done += 1
-                self._pulls = [pull for pull in self._pulls if not pull.come_if_late()]
+                if self._pulls:
+                    self._pulls = [pull for pull in self._pulls if not pull.come_if_late()]
 
     def _put(self, work: Callable[[], None]) -> None:
         if self._failure is not None:
@@ -504,7 +524,8 @@ class NumpyDevice:
         with self._lock:
             self._stream.append(work)
             self.n_launched += 1
-        self._work.release()
+        if self._runner is not None:
+            self._work.release()
 
     def _refuse_in_capture(self, what: str) -> None:
         with self._lock:  # another thread waits for the capture's end

@@ -7,6 +7,7 @@ over these kernels can be held against the engine on the CPU. Knows no request.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -247,13 +248,18 @@ class NumpyKernels(NumpyScaledKernels, NumpyRankKernels, NumpyLookUpKernels):
 
 
 _ALIGNMENT = 256
+_KEPT = threading.local()
 
 
 def _vector(size: int) -> Array:
-    """Return float32 memory of this size that lies as in every call."""
-    raw = np.zeros(size * 4 + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size * 4].view(np.float32)
+    """Return float32 memory of this size that lies as in every call, the thread's last one's."""
+    kept = vars(_KEPT)
+    name = str(size)
+    if name not in kept:
+        raw = np.zeros(size * 4 + _ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT
+        kept[name] = raw[start : start + size * 4].view(np.float32)
+    return np.asarray(kept[name])
 
 
 def _gather(table: Array, rows: Array, out: Array) -> None:
@@ -356,21 +362,22 @@ def _attend(
         assert q_len <= context, (q_len, context)
         assert n_blocks <= tables.shape[1], (context, tables.shape)
         pages = kv[tables[sequence, :n_blocks], layer].astype(np.float64)
-        keys, values = (pages[:, i].swapaxes(0, 1).reshape(shape).copy() for i in (0, 1))
+        keys, values = (pages[:, i].swapaxes(0, 1).reshape(shape) for i in (0, 1))
         for j in range(q_len):
             row, last = sequence * q_len + j, context - q_len + j + 1
             heads = query[row].reshape(shape).astype(np.float64)
-            done = _attended(heads, keys[:, :last].copy(), values[:, :last].copy(), scale)
+            done = _attended(heads, keys[:, :last], values[:, :last], scale)
             out[row] = done.reshape(-1, head_dim)
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def _attended(query: Array, keys: Array, values: Array, scale: float) -> Array:
     """Return [kv heads, queries, D] of query [kv heads, queries, D] over keys [kv heads, T, D]."""
-    scores = (keys[:, None] * query[:, :, None]).sum(axis=-1) * scale
+    scores = query @ keys.swapaxes(1, 2)
+    scores *= scale
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     total = weights.sum(axis=-1)[..., None]
-    return np.asarray((weights[..., None] * values[:, None]).sum(axis=2) / total)
+    return np.asarray(weights @ values / total)
 
 
 def gate_up_silu(x: Any, weight: Any, out: Array, product: Product = matmul) -> None:

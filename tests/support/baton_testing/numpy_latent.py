@@ -99,14 +99,14 @@ def _fold(queries: Array, kv_up: Array, mla: Mla, out: Array) -> None:
     assert out.shape == (len(queries), len(keys), mla.row_size), out.shape
     for token, row in enumerate(queries):
         heads = row.astype(np.float64).reshape(len(keys), mla.query_size)[:, : mla.nope_size]
-        out[token, :, : mla.kv_rank] = (heads[..., None] * keys).sum(axis=1)
+        out[token, :, : mla.kv_rank] = (heads[:, None] @ keys)[:, 0]
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def _unfold(attended: Array, kv_up: Array, mla: Mla, out: Array) -> None:
     values = _matrices(kv_up, mla)[:, mla.nope_size :]
     for token, heads in enumerate(attended.astype(np.float64)):
-        out[token] = (values * heads[:, None]).sum(axis=2).ravel()
+        out[token] = (values @ heads[..., None]).ravel()
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -182,10 +182,11 @@ def _attend(
         assert q_len <= context, (q_len, context)
         assert n_blocks <= tables.shape[1], (context, tables.shape)
         kept = kv[tables[sequence, :n_blocks], layer, 0, 0].reshape(-1, kv.shape[5])
+        kept = kept.astype(np.float64)
         for j in range(q_len):
             token, last = sequence * q_len + j, context - q_len + j + 1
-            rows = kept[:last].astype(np.float64)
-            scores = (rows * query[token].astype(np.float64)[:, None]).sum(axis=2) * scale
+            rows = kept[:last]
+            scores = query[token].astype(np.float64) @ rows.T * scale
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             total = weights.sum(axis=1)[:, None]
-            out[token] = (weights[..., None] * rows[:, :width].copy()).sum(axis=1) / total
+            out[token] = weights @ rows[:, :width] / total

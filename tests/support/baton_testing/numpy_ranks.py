@@ -9,6 +9,7 @@ overwritten, so that who reads it later has nothing of use.
 from __future__ import annotations
 
 import ctypes
+import functools
 import time
 import zlib
 from collections.abc import Callable
@@ -158,5 +159,6 @@ def _bytes(exchange: Exchange, rank: int, half: int) -> npt.NDArray[np.uint8]:
     return _memory(at, exchange.half_bytes)
 
 
+@functools.lru_cache(256)
 def _memory(address: int, n_bytes: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer((ctypes.c_uint8 * n_bytes).from_address(address), np.uint8)

@@ -145,11 +145,16 @@ def preempted(subject: Subject, wanted: Sequence[Said]) -> list[str]:
     Long prompts, if what little they grow by takes more than is free; short ones with much output
     for certain, of which a few are more than fit.
     """
-    few = max(subject.sizes.asks // 3, 8)
-    short = subject.tried(asks=few, longest=6 * BLOCK_SIZE, tokens=4 * BLOCK_SIZE)
+    few, (prompt, output) = max(subject.sizes.asks // 3, 8), (6, 4)
+    if subject.sizes.tokens < BLOCK_SIZE:
+        prompt = output = 2  # small, and each such subject preempts some
+    short = subject.tried(asks=few, longest=prompt * BLOCK_SIZE, tokens=output * BLOCK_SIZE)
+    tried = [(short, alone(short))]
+    if 2 * subject.sizes.tokens > BLOCK_SIZE:  # of whom grow by less, none is preempted
+        tried.append((subject, list(wanted)))
     found: list[str] = []
     preemptions: list[int] = []
-    for some, alone_said in ((subject, wanted), (short, alone(short))):
+    for some, alone_said in tried:
         for k in (0, max(subject.sizes.drafts)):
             options = some.options(max_running=12)
             a_request = -(-options.max_model_len // options.block_size)
