@@ -24,10 +24,9 @@ env: .venv/.ready ## Make .venv with all that demo and tests need
 demo: env ## Run the tiny model in PD on this machine and stream one chat completion (KEEP=1 leaves it serving)
 	@PYTHONPATH=tests/support $(PY) examples/demo.py $(if $(KEEP),--keep)
 
-test: env lint unit ## Everything: linters, unit tests, CUDA compile and calls, real processes, faults, a real API server and node, fuzzing
-	@$(PY) tools/beside.py --beside ops-cuda ops-arguments slow -- integration node-or-say
-	@$(MAKE) --no-print-directory e2e
-	@$(PY) tools/beside.py --beside fuzz -- faults
+test: env ## Everything: linters, unit tests, CUDA compile and calls, real processes, faults, a real API server and node, fuzzing
+	@$(PY) tools/beside.py lint unit
+	@$(PY) tools/beside.py --beside ops-cuda ops-arguments slow fuzz -- integration node-or-say e2e faults
 
 lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 	@$(PY) tools/lint.py
