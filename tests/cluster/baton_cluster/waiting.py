@@ -33,8 +33,8 @@ def wait_until(
     `timeout_seconds` is what it takes at most on a machine with some other work, many times what it
     takes on a free one; it is waited for `TIMES_AS_SLOW` times as long.
 
-    It looks again after `interval_seconds`, and later after a twentieth of the wait so far: a look is
-    most often a process of kubectl, whose time what is waited for could use.
+    It looks again after `interval_seconds`, and later after a twentieth of the wait so far: a look
+    is most often a process of kubectl, whose time what is waited for could use.
 
     `give_up` returns why there is no point in waiting any longer, else an empty string.
 
