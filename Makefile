@@ -9,6 +9,8 @@ CPP_SOURCES := $(shell find ops -type f \( -name '*.cc' -o -name '*.h' -o -name 
 KEEP ?=
 # Tests that wait leave a processor idle, which one process more can use.
 ONE_MORE := $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
+# Where the tests of real processes are, so that no process reads all the others to leave them out.
+E2E = tests/e2e $$(grep -rlE 'mark\.e2e' --include 'test_*.py' --exclude-dir e2e --exclude-dir faults tests)
 
 .PHONY: help env demo test lint unit e2e faults soak overload mutants slow fuzz explore bench bench-engine docs ops-cuda ops-arguments ops-cuda-fat gpu-test gpu-test-2 gpu-test-4 gpu-bench gpu-bench-2 gpu-bench-4 release-check format clean
 
@@ -24,10 +26,9 @@ env: .venv/.ready ## Make .venv with all that demo and tests need
 demo: env ## Run the tiny model in PD on this machine and stream one chat completion (KEEP=1 leaves it serving)
 	@PYTHONPATH=tests/support $(PY) examples/demo.py $(if $(KEEP),--keep)
 
-test: env lint unit ## Everything: linters, unit tests, CUDA compile and calls, real processes, faults, a real API server and node, fuzzing
-	@$(PY) tools/beside.py --beside ops-cuda ops-arguments slow -- integration node-or-say
-	@$(MAKE) --no-print-directory e2e
-	@$(PY) tools/beside.py --beside fuzz -- faults
+test: env ## Everything: linters, unit tests, CUDA compile and calls, real processes, faults, a real API server and node, fuzzing
+	@$(PY) tools/beside.py lint unit
+	@$(PY) tools/beside.py --beside ops-cuda ops-arguments slow fuzz -- integration node-or-say e2e faults
 
 lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 	@$(PY) tools/lint.py
@@ -37,7 +38,7 @@ unit: env ## Fast tests, in a process more than there are processors, which take
 
 e2e: env ## Real deployments, a few at once: PD equals mixed, kill -9 of each, 500 requests, the openai client
 	@tools/chromium.sh
-	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'e2e and not fuzz' --ignore tests/faults tests
+	@$(PY) -m pytest -q -n $(ONE_MORE) --dist loadfile -m 'e2e and not fuzz' $(E2E)
 
 faults: env ## Deployments under load while processes die, freeze and change versions, links break and clients flood (minutes)
 	@$(PY) -m pytest -q -n 2 --dist loadfile --durations 8 tests/faults

@@ -1,10 +1,11 @@
-"""Make some targets while others are made, at a lower priority, and say all that they said.
+"""Make targets one after another, while others are made at a lower priority, and time each.
 
     tools/beside.py --beside slow -- integration node-or-say
 
 What is made beside takes processors that the others leave idle, who wait for pods (measured: a
 quarter to two fifths of two processors' time). Its output is shown whole when it ends, or when they
-do. Where one side fails the other is made to its end, so that a run tells all that it finds.
+do; how long a target took is said at once, so that a run that is stopped tells where its time went.
+Where one side fails the other is made to its end, so that a run tells all that it finds.
 """
 
 from __future__ import annotations
@@ -17,81 +18,121 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import IO, NoReturn
 
 NICENESS = 5
 """Of what is made beside: a quarter of a processor that both want, so that its own waits end."""
 END_SECONDS = 60
 """For which a side that is interrupted may end what its tests began."""
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.2
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def make(
-    targets: Sequence[str], output: IO[bytes] | None = None, niceness: int = 0
-) -> subprocess.Popen[bytes]:
-    """Begin to make targets, in a process group of their own."""
-    program = ["nice", "-n", str(niceness), os.environ.get("MAKE", "make")]
-    return subprocess.Popen(
-        [*program, "--no-print-directory", *targets],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT if output else None,
-        process_group=0,
-    )
+@dataclass
+class Side:
+    """Targets that are made one after another, each in a process group of its own."""
 
+    targets: Sequence[str]
+    output: IO[bytes] | None = None
+    """None shows what they say as it comes."""
+    niceness: int = 0
+    status: int = 0
+    took: list[str] = field(default_factory=list)
+    """Each target that has ended, and its seconds."""
+    process: subprocess.Popen[bytes] | None = None
+    began: float = 0.0
 
-def interrupt(sides: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Have the sides end what they began, as Ctrl-C would."""
-    alive = [side for side in sides if side.poll() is None]
-    for side in alive:
-        os.killpg(side.pid, signal.SIGINT)
-    for side in alive:
+    def is_made(self) -> bool:
+        """Begin the next target where one has ended; return whether none is left, or one failed."""
+        if self.process is not None:
+            if self.process.poll() is None:
+                return False
+            self.close()
+        if self.status or len(self.took) == len(self.targets):
+            return True
+        self._begin(self.targets[len(self.took)])
+        return False
+
+    def interrupt(self) -> None:
+        """Have what is being made end what it began, as Ctrl-C would."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+
+    def close(self) -> None:
+        """Wait for what is being made, which was interrupted or has ended, and say its time."""
+        if self.process is None:
+            return
         try:
-            side.wait(END_SECONDS)
+            self.status = self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(side.pid, signal.SIGKILL)
-            side.wait()
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.status = self.process.wait()
+        self.process = None
+        seconds = time.monotonic() - self.began
+        target = self.targets[len(self.took)]
+        end = f", failed with {self.status}" if self.status else ""
+        self.took.append(f"{target} {seconds:.0f} s{end}")
+        print(f"[stage] {self.took[-1]}", flush=True)
+
+    def show(self) -> None:
+        """Write all that was said, where it was not shown as it came; once."""
+        if self.output is None:
+            return
+        end = f"failed, {self.status}" if self.status else "made"
+        print(f"[beside] {' '.join(self.targets)}: {end}", flush=True)
+        self.output.seek(0)
+        sys.stdout.buffer.write(self.output.read())
+        sys.stdout.flush()
+        self.output = None
+
+    def _begin(self, target: str) -> None:
+        program = ["nice", "-n", str(self.niceness), os.environ.get("MAKE", "make")]
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [*program, "--no-print-directory", target],
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=subprocess.STDOUT if self.output else None,
+            process_group=0,
+        )
 
 
-def show(log: IO[bytes], targets: Sequence[str], status: int) -> None:
-    """Write all that was said beside."""
-    log.seek(0)
-    print(f"[beside] {' '.join(targets)}: {'made' if not status else f'failed, {status}'}")
-    sys.stdout.flush()
-    sys.stdout.buffer.write(log.read())
-    sys.stdout.flush()
-
-
-def both(beside: Sequence[str], targets: Sequence[str]) -> int:
-    """Make both sides; return 0, or the status of one that failed."""
-    print(f"[beside] {' '.join(beside)}, beside {' '.join(targets)}: shown when made", flush=True)
-    sides: list[subprocess.Popen[bytes]] = []
-    is_shown = False
-    with tempfile.TemporaryFile() as log:
-        try:
-            sides += [make(beside, log, NICENESS)]
-            sides += [make(targets)]
-            while all(side.poll() is None for side in sides):
-                time.sleep(LOOK_SECONDS)
-            show(log, beside, sides[0].wait())
-            is_shown = True
-            return sides[1].wait() or sides[0].returncode
-        finally:
-            for asked in ENDING:
-                signal.signal(asked, signal.SIG_IGN)  # asked again, it would leave a side behind
-            interrupt(sides)
-            if sides and not is_shown:
-                show(log, beside, sides[0].returncode)
+def make(sides: Sequence[Side]) -> int:
+    """Make all sides at once; return 0, or the status of one that failed."""
+    began = time.monotonic()
+    try:
+        while not all([side.is_made() for side in sides]):
+            for side in sides:
+                if side.process is None:
+                    side.show()
+            time.sleep(LOOK_SECONDS)
+        return next((side.status for side in sides if side.status), 0)
+    finally:
+        for asked in ENDING:
+            signal.signal(asked, signal.SIG_IGN)  # asked again, it would leave a side behind
+        for side in sides:
+            side.interrupt()
+        for side in sides:
+            side.close()
+            side.show()
+        took = [each for side in sides for each in side.took]
+        seconds = time.monotonic() - began
+        print(f"[stage] {'; '.join(took)}; together {seconds:.0f} s", flush=True)
 
 
 def main() -> int:
     """Read the command line and make both sides."""
     parser = argparse.ArgumentParser(description="Make targets while others are made.")
-    parser.add_argument("--beside", nargs="+", required=True, help="at a lower priority")
+    parser.add_argument("--beside", nargs="+", default=[], help="at a lower priority")
     parser.add_argument("targets", nargs="+", help="whose output is shown as it comes")
     given = parser.parse_args()
-    return both(given.beside, given.targets)
+    if not given.beside:
+        return make([Side(given.targets)])
+    beside = " ".join(given.beside)
+    print(f"[beside] {beside}, beside {' '.join(given.targets)}: shown when made", flush=True)
+    with tempfile.TemporaryFile() as log:
+        return make([Side(given.targets), Side(given.beside, log, NICENESS)])
 
 
 def ended(_signal: int, _frame: object) -> NoReturn:

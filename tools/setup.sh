@@ -36,4 +36,4 @@ say "installing pinned dependencies (about 2 GB unpacked, a third of it Paddle)"
 say "building baton-ops (C++) and installing the packages of this checkout"
 "${pip[@]}" install -c constraints.txt --no-build-isolation ./ops
 "${pip[@]}" install -c constraints.txt -e "./worker[cpu]" -e ./operator
-say "ready: .venv/bin/baton-worker --help"
+say "ready after $SECONDS s: .venv/bin/baton-worker --help"

@@ -40,6 +40,8 @@ def test_every_command_explains_itself(command, capsys):
         (["local", "--model", "m", "--decode", "0"], "a prefill and a decode process, or a mixed"),
         (["local", "--model", "m", "--max-top-k", "65"], "--max-top-k is 65"),
         (["local", "--model", "m", "--tp", "0"], "--tp is 0, not in 1..64"),
+        (["local", "--model", "m", "--dead-after", "0"], "--dead-after is 0.0, not in 2..3600"),
+        (["local", "--model", "m", "--dead-after", "nan"], "--dead-after is nan, not in 2..3600"),
         (["local", "--model", "m", "--sim", "seed=1"], "--sim seed=1 needs --engine sim"),
         (
             ["local", "--model", "m", "--engine", "sim", "--sim", "pace=1"],
@@ -207,6 +209,13 @@ def test_how_long_a_request_may_be_reaches_the_workers_of_a_local_deployment(fla
     plans = plan_processes(options, [5555], {})
     lengths = {plan.name: plan.config.engine.max_model_len for plan in plans}
     assert {lengths["prefill-0"], lengths["decode-0"]} == {told}
+
+
+@pytest.mark.parametrize(("flags", "told"), [(["--dead-after", "20"], 20.0), ([], 3.0)])
+def test_how_long_silence_may_last_reaches_every_process_of_a_local_deployment(flags, told):
+    options = local_options(build_parser().parse_args(["local", "--model", "m", *flags]))
+    plans = plan_processes(options, [5555], {})
+    assert [plan.config.link.dead_after_seconds for plan in plans] == [told] * 3
 
 
 def test_each_flag_of_a_local_deployment_is_explained_with_its_default():

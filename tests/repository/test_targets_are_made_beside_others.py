@@ -1,8 +1,9 @@
-"""`tools/beside.py`: nothing that either side says or fails at is lost."""
+"""`tools/beside.py`: nothing that either side says or fails at is lost, nor where time goes."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +47,31 @@ def test_both_sides_are_shown_and_either_failure_is_one(tmp_path, beside, target
     assert (program.returncode == 0) == is_good
     assert said.count("good was made") == (beside, target).count("good")
     assert said.count("bad was begun") == (beside, target).count("bad")
+
+
+@pytest.mark.parametrize("beside", [[], ["--beside", "good", "--"]])
+def test_targets_are_made_in_turn_up_to_one_that_fails(tmp_path, beside):
+    program = begin(tmp_path, *beside, "good", "bad", "good")
+    said, _ = program.communicate()
+    assert program.returncode
+    assert said.count("good was made") == 1 + bool(beside)
+    assert re.findall(r"^\[stage\] (bad .*)", said, re.MULTILINE)[0].endswith("failed with 2")
+
+
+def test_how_long_a_target_took_is_said_while_others_are_made(tmp_path):
+    """Who is ended by a limit of time cannot say so afterwards."""
+    program = begin(tmp_path, "--beside", "good", "waits", "--", "good", "waits-too")
+    assert program.stdout is not None
+    begun = [tmp_path / "waits.pid", tmp_path / "waits-too.pid"]
+    wait_until("the others are made", lambda: [place.exists() for place in begun], all)
+    said = ""
+    while said.count("[stage] good ") < 2:
+        line = program.stdout.readline()
+        assert line, said
+        said += line
+    program.send_signal(signal.SIGTERM)
+    rest, _ = program.communicate()
+    assert re.search(r"\[stage\] good \d+ s; waits-too \d+ s, failed with .*; together", rest)
 
 
 def test_both_sides_are_made_at_once(tmp_path):

@@ -13,6 +13,8 @@ TIMES_AS_SLOW = 5
 """How much longer a wait is than what a machine with some other work takes: one that others use may
 be 30 times as slow for minutes. Only what never comes true waits so long.
 """
+MOST_PAUSE_SECONDS = 0.5
+"""After which it is looked again, however long it was waited."""
 
 
 class NotReadyError(Exception):
@@ -31,13 +33,16 @@ def wait_until(
     `timeout_seconds` is what it takes at most on a machine with some other work, many times what it
     takes on a free one; it is waited for `TIMES_AS_SLOW` times as long.
 
+    It looks again after `interval_seconds`, and later after a twentieth of the wait so far: a look
+    is most often a process of kubectl, whose time what is waited for could use.
+
     `give_up` returns why there is no point in waiting any longer, else an empty string.
 
     Raises:
         NotReadyError: the time is over, or `give_up` gave a reason.
     """
     most_seconds = TIMES_AS_SLOW * timeout_seconds
-    end = time.monotonic() + most_seconds
+    begun = time.monotonic()
     pause = threading.Event()
     while True:
         result = look()
@@ -45,6 +50,7 @@ def wait_until(
             return result
         if reason := give_up():
             raise NotReadyError(f"{claim}: {reason}")
-        if time.monotonic() > end:
+        waited = time.monotonic() - begun
+        if waited > most_seconds:
             raise NotReadyError(f"{claim}: not so after {most_seconds:g} s (last: {result!r})")
-        pause.wait(interval_seconds)
+        pause.wait(max(interval_seconds, min(waited / 20, MOST_PAUSE_SECONDS)))

@@ -23,11 +23,10 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import msgspec
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from baton_faults.nursery import READY_FD, Nursery
 from baton_faults.text import SimText
-from baton_testing.processes import stand_still
+from baton_testing.processes import metric_in, pause_seconds, stand_still
 from baton_worker.config import ProcessConfig
 from baton_worker.engine.model.shape import load_shape
 from baton_worker.local.layout import LocalOptions, plan_processes
@@ -47,10 +46,11 @@ T = TypeVar("T")
 
 def wait_until(wanted: str, look: Callable[[], T], claim: Callable[[T], bool]) -> T:
     """Look until what is seen satisfies the claim, and return it."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    begun = time.monotonic()
     while not claim(seen := look()):
-        assert time.monotonic() < deadline, f"{wanted}: not so after {PATIENCE_SECONDS} s: {seen}"
-        time.sleep(0.05)
+        waited = time.monotonic() - begun
+        assert waited < PATIENCE_SECONDS, f"{wanted}: not so after {PATIENCE_SECONDS} s: {seen}"
+        time.sleep(pause_seconds(waited))
     return seen
 
 
@@ -106,10 +106,7 @@ class Process:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum over all samples of a name with these labels."""
-        text = HTTP.get(self.ready.metrics_url).text
-        samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
-        wanted = labels.items()
-        return sum(s.value for s in samples if s.name == name and wanted <= s.labels.items())
+        return metric_in(HTTP.get(self.ready.metrics_url).text, name, **labels)
 
     def wait_metric(self, name: str, want: float, **labels: str) -> None:
         """Wait until a metric is so."""

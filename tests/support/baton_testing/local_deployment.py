@@ -121,11 +121,18 @@ class Deployment:
         return HTTP.post(self.url + path, json=body)
 
 
+SILENT_SECONDS = 20
+"""For which a process must be silent to be given up: several times what one that others use the
+processors of was silent for. One that dies is missed at once, by its connection.
+"""
+
+
 @contextlib.contextmanager
 def start(*flags: str) -> Iterator[Deployment]:
     """Start a deployment, wait until it serves, end it and check that it ended."""
     command = [sys.executable, "-m", "baton_worker.main", "--log-level", "warning", "local"]
-    command += ["--model", str(TINY_MODEL), "--port", "0", "--json", *flags]
+    command += ["--model", str(TINY_MODEL), "--port", "0", "--json"]
+    command += ["--dead-after", str(SILENT_SECONDS), *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     deployment = Deployment(process)
     reader = threading.Thread(target=deployment.read)

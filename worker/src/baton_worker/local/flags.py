@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from baton_worker.config import ConfigError, EngineConfig, SimConfig
+from baton_worker.config import ConfigError, EngineConfig, LinkConfig, SimConfig
 from baton_worker.config_decode_prompts import DecodePromptsConfig, check_chunk
 from baton_worker.config_errors import explain
 from baton_worker.local.layout import LocalOptions
@@ -51,6 +51,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode-prompts-behind", type=int, metavar="TOKENS", help="decode "
         "(--decode-prompt-chunk) helps behind more than that in every prefill's line; 0: never "
         "(%(default)s)", default=DecodePromptsConfig().behind_tokens)  # fmt: skip
+    parser.add_argument("--dead-after", type=float, metavar="SECONDS",
+                        help="give up a process that is silent for so long: more where others "
+                        "use the machine (%(default)s)",
+                        default=LinkConfig().dead_after_seconds)  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one line per process as it is ready")
 
 
@@ -106,6 +110,7 @@ def local_options(options: argparse.Namespace) -> LocalOptions:
         ("prefill_chunk", 1, 1 << 20),
         ("decode_prompt_chunk", 0, 1 << 20),
         ("decode_prompts_behind", 0, 1 << 30),
+        ("dead_after", 2, 3600),
     ):
         value = getattr(options, flag)
         if not low <= value <= high:
@@ -136,6 +141,7 @@ def local_options(options: argparse.Namespace) -> LocalOptions:
         traces_endpoint=options.traces,
         generation_config=options.generation_config,
         decode_prompts_behind=options.decode_prompts_behind,
+        dead_after_seconds=options.dead_after,
     )
 
 

@@ -58,6 +58,7 @@ class LocalOptions:
     traces_endpoint: str = ""
     generation_config: Literal["auto", "none"] = "auto"
     decode_prompts_behind: int = DecodePromptsConfig().behind_tokens
+    dead_after_seconds: float = LinkConfig().dead_after_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ def plan_processes(
                 LinkConfig(
                     gateways=links,
                     bind=links[min(number, len(links) - 1)],
+                    dead_after_seconds=options.dead_after_seconds,
                     curve=_curve(curve.get(GATEWAY if role == GATEWAY else name)),
                 ),
             ),
