@@ -40,18 +40,18 @@ class TurnedMultiply {
 #pragma unroll 1
       for (; left > 1; left -= 2) {
         float first[kSums], second[kSums];
-        Begin(first);
-        Begin(second);
+        const Scales of_first = Begin(first);
+        const Scales of_second = Begin(second);
         AwaitProducts<1>();
-        Finish(first, false);
+        Finish(first, of_first, false);
         AwaitProducts<0>();
-        Finish(second, left == 2);
+        Finish(second, of_second, left == 2);
       }
       if (left == 1) {
         float sums[kSums];
-        Begin(sums);
+        const Scales scales = Begin(sums);
         AwaitProducts<0>();
-        Finish(sums, true);
+        Finish(sums, scales, true);
       }
       const TurnedPlace place = share_.Place(share_.first + nth * share_.stride);
       if constexpr (Way::kIsTurned) {
@@ -66,23 +66,26 @@ class TurnedMultiply {
   static constexpr int kColumns = Way::kColumns, kSums = kColumns / 2;
   using Scales = std::conditional_t<Way::kIsTurned, TurnedScales<Way>, StraightScales<Way>>;
 
-  // Begins the products of the next range.
-  __device__ __forceinline__ void Begin(float (&sums)[kSums]) {
+  // Begins the products of the next range, and returns its scales: read behind the products, they
+  // would be waited for while nothing is multiplied.
+  __device__ __forceinline__ Scales Begin(float (&sums)[kSums]) {
     Await(ring_.weight_full + weight_stage_.s, weight_stage_.phase);
     Await(ring_.x_full + begun_.s, begun_.phase);
     if (is_copied_) PublishShared();
     const UniformDescriptor weight = weight_.Stage(weight_stage_.s * Way::kWeightBytes);
     const UniformDescriptor x = x_.Stage(begun_.s * Way::kXBytes);
     BeginRange<kColumns>(Way::kIsTurned ? weight : x, Way::kIsTurned ? x : weight, sums);
+    const Scales scales(ring_.scales + begun_.s * Way::kScales, kind_, first_x_, lane_row_,
+                        lane_ % 4);
     begun_.Advance();
     weight_stage_.Advance();
+    return scales;
   }
 
   // Adds what those of the range before have made, scaled, and gives its stage back.
-  __device__ __forceinline__ void Finish(float (&sums)[kSums], bool is_last) {
+  __device__ __forceinline__ void Finish(float (&sums)[kSums], const Scales& scales, bool is_last) {
     Hold(sums);
-    Add(Scales(ring_.scales + stage_.s * Way::kScales, kind_, first_x_, lane_row_, lane_ % 4), sums,
-        is_last);
+    Add(scales, sums, is_last);
     __syncwarp();
     ring_.Release(stage_.s, lane_);
     stage_.Advance();
