@@ -127,6 +127,18 @@ CASES = {
         "handoff.require rdma with roles[].parallelism.tensor above 1 is for engine.device gpu: "
         "NIXL reads no KV of several ranks of a cpu",
     ),
+    "a room that is no quantity": (
+        {"handoff": {"receiveBytes": "much"}},
+        "handoff.receiveBytes must be a quantity from 1Mi to 1Ti, such as 4Gi",
+    ),
+    "a room that holds nothing": (
+        {"handoff": {"receiveBytes": "1023Ki"}},
+        "handoff.receiveBytes must be a quantity from 1Mi to 1Ti, such as 4Gi",
+    ),
+    "a room that no host has": (
+        {"handoff": {"receiveBytes": "1025Gi"}},
+        "handoff.receiveBytes must be a quantity from 1Mi to 1Ti, such as 4Gi",
+    ),
     "a way that there is not": ({"handoff": {"require": "smoke"}}, "Unsupported value"),
     "a placement that there is not": ({"placement": "sameNode"}, "Unsupported value"),
     "a framework of GPUs on a CPU": (
@@ -197,11 +209,12 @@ def test_the_placement_cannot_change_whether_or_not_it_was_written_out(kubectl, 
         {"placement": "samePod", "ratio": {"prefillPerDecode": {"min": "1:2", "max": "1:1"}}},
         {"placement": "samePod", "engine": {"device": "gpu"}, "handoff": {"require": "nvlink"}},
         {"handoff": {"require": "rdma"}},
+        {"handoff": {"receiveBytes": "1.5Gi"}},
         {"engine": {"device": "gpu"}}
         | roles({"parallelism": {"tensor": 8}}, {"parallelism": {"tensor": 8}}),
     ],
 )
-def test_a_placement_that_fits_is_taken(kubectl, namespace, pdd, spec):
+def test_a_placement_and_a_handoff_that_fit_are_taken(kubectl, namespace, pdd, spec):
     kubectl.apply(pdd(**spec), namespace=namespace)
     assert kubectl.get("pdd", "demo", namespace=namespace) is not None
 

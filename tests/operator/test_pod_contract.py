@@ -21,6 +21,7 @@ from baton_operator.children.resources.drain import EXIT_HEADROOM_SECONDS, drain
 from baton_operator.children.resources.meta import Owner
 from baton_operator.children.resources.pods import gateway_template, worker_template
 from baton_operator.models import PDDeploymentSpec
+from baton_operator.models.receive_room import room_bytes
 from baton_operator.names import Role
 from baton_worker.config import load_config
 from baton_worker.engine.model.shape import load_shape
@@ -52,6 +53,7 @@ SPECS = {
         "engine": {"decodePromptChunkTokens": 256},
         "gateway": {"decodePromptsBehindTokens": 4096},
     },
+    "room for sent KV": {"handoff": {"receiveBytes": "4Gi"}},
     "nothing shared": {"engine": {"prefixCaching": False}},
     "simulated": {"engine": {"device": "sim"}},
     "image volume": {"model": {"servedName": "chat", "image": {"reference": "models:1"}}},
@@ -108,6 +110,7 @@ def test_the_worker_reads_every_configuration(changes, tmp_path):
     assert worker.engine.framework == spec.engine.framework
     assert worker.engine.dtype == spec.engine.dtype
     assert worker.engine.gpu_memory_utilization == spec.engine.gpu_memory_percent / 100
+    assert worker.handoff.receive_bytes == room_bytes(spec.handoff.receive_bytes)
     assert worker.health.port == 8080
     assert worker.control.socket == config.CONTROL_SOCKET
     gateway = load_config(tmp_path / "gateway.yaml").gateway

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_worker.config import EngineConfig, ModelConfig, ProcessConfig
+from baton_worker.config import EngineConfig, HandoffConfig, ModelConfig, ProcessConfig
 from baton_worker.handoff.places import PlaceLimits, Places
 from baton_worker.handoff.room import Wish
 from baton_worker.identity import RequestKey
@@ -41,12 +41,28 @@ def test_the_example_adds_up() -> None:
     )
 
 
+def granted(n_prompt: int, n_senders: int, handoff: HandoffConfig) -> list[int]:
+    """Return how many prompts of each sender get a place at once."""
+    engine = EngineConfig(max_running=256)
+    config = ProcessConfig(ModelConfig("folder"), engine=engine, handoff=handoff)
+    places = Places(PlaceLimits.of(config, 336_000 // engine.block_size))
+    for n in range(12):
+        wish = Wish(n_prompt * TOKEN_BYTES, n_prompt)
+        places.ask(RequestKey(n, 0), wish, 0.0, f"prefill-{n % n_senders}")
+    found = [key.handle % n_senders for key in places.grant(0.0)]
+    return [found.count(sender) for sender in range(n_senders)]
+
+
 @pytest.mark.parametrize("n_prompt", [8192, 32768])
 def test_of_sent_kv_one_prompt_is_on_its_way_or_two_of_two_senders(n_prompt: int) -> None:
-    config = ProcessConfig(ModelConfig("folder"), engine=EngineConfig(max_running=256))
     for n_senders, n_granted in ((1, 1), (2, 2), (3, 2)):
-        places = Places(PlaceLimits.of(config, 336_000 // config.engine.block_size))
-        for n in range(12):
-            wish = Wish(n_prompt * TOKEN_BYTES, n_prompt)
-            places.ask(RequestKey(n, 0), wish, 0.0, f"prefill-{n % n_senders}")
-        assert len(places.grant(0.0)) == n_granted
+        assert sum(granted(n_prompt, n_senders, HandoffConfig())) == n_granted
+
+
+def test_more_room_is_for_as_many_prompts_as_the_page_says() -> None:
+    assert "with `receiveBytes: 4Gi` it is three such prompts, one of each of three" in PAGE
+    assert "with `8Gi` six, two of each" in PAGE
+    for gib, n, of_each in ((4, 3, 1), (8, 6, 2)):
+        handoff = HandoffConfig(receive_bytes=gib << 30)
+        assert granted(8192, 1, handoff) == [n]
+        assert granted(8192, 3, handoff) == [of_each] * 3

@@ -14,7 +14,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "structures.md").read_text()
 PAGES_OF_ADDING = ("add-a-field.md", "add-a-column.md")
-ADDING = "\n".join((ROOT / "docs" / name).read_text() for name in PAGES_OF_ADDING)
+OF_A_RESOURCE = "## A field of a PDDeployment"
+ADDING = "\n".join(
+    (ROOT / "docs" / name).read_text().partition(OF_A_RESOURCE)[0] for name in PAGES_OF_ADDING
+)
+SETTING = (ROOT / "docs" / "add-a-field.md").read_text().partition(OF_A_RESOURCE)[2]
 WORKER = ROOT / "worker" / "src" / "baton_worker"
 OPERATOR = ROOT / "operator" / "src" / "baton_operator"
 OPS = ROOT / "ops" / "src" / "baton_ops"
@@ -22,9 +26,13 @@ NAME = re.compile(r"`(\w+(?:\.(?!py`|md`)\w+)+)`")
 TOKEN, RESOURCE = re.split(r"^## .*$", PAGE, flags=re.M)[1:]
 NAMED = sorted(
     {(WORKER, name) for name in NAME.findall(TOKEN + ADDING)}
-    | {(OPERATOR, name) for name in NAME.findall(RESOURCE)}
+    | {(OPERATOR, name) for name in NAME.findall(RESOURCE + SETTING)}
 )
-FILES = sorted(set(re.findall(r"`(\w[\w/-]*\.(?:py|md))`", ADDING)))
+FILE = re.compile(r"`(\w[\w/-]*\.(?:py|md))`")
+FILES = sorted(
+    {(WORKER, name) for name in FILE.findall(ADDING)}
+    | {(OPERATOR, name) for name in FILE.findall(SETTING)}
+)
 
 
 def module_of(root: Path, name: str) -> tuple[Path, list[str]]:
@@ -66,10 +74,10 @@ def test_every_name_on_the_page_is_in_the_code(root: Path, name: str) -> None:
         body = found[part]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_file_on_the_pages_of_adding_is_there(name: str) -> None:
-    found = (ROOT / name).is_file() or (WORKER / name).is_file()
-    assert found, f"{name} is neither in the repository's root nor in {WORKER.relative_to(ROOT)}"
+@pytest.mark.parametrize(("root", "name"), FILES, ids=[name for _, name in FILES])
+def test_every_file_on_the_pages_of_adding_is_there(root: Path, name: str) -> None:
+    found = (ROOT / name).is_file() or (root / name).is_file()
+    assert found, f"{name} is neither in the repository's root nor in {root.relative_to(ROOT)}"
 
 
 @pytest.mark.parametrize("way", [TOKEN, RESOURCE], ids=["token", "resource"])

@@ -9,8 +9,6 @@ newer renderer still runs an old revision as it was.
 from __future__ import annotations
 
 import hashlib
-import re
-from decimal import Decimal
 from functools import cache
 from typing import Any, Literal
 
@@ -28,6 +26,7 @@ from baton_operator.children.resources.pods import (
 from baton_operator.models import PDDeploymentSpec, RoleSpec
 from baton_operator.models.engine import EngineSpec
 from baton_operator.models.placement import HandoffSpec, Placement
+from baton_operator.models.quantities import quantity
 from baton_operator.models.spec import LogprobsSpec, ModelSpec, SpeculativeSpec
 from baton_operator.names import WORKER_ROLES, Role
 
@@ -38,17 +37,6 @@ _LATER = frozenset({"framework", "dtype", "gpu_memory_percent", "decode_prompt_c
 """Fields of the engine that came after revisions were first named."""
 
 _TEMPLATES_KEY = "templates.json"
-_QUANTITY = re.compile(
-    r"(?P<number>[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40}))"
-    r"(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|(?P<exponent>[eE][+-]?[0-9]{1,2}))?"
-)
-"""A quantity as the API server reads it, but no number whose plain form would be without end."""
-
-_SUFFIXES: dict[str | None, Decimal | int] = {
-    None: 1, "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"),
-    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
-    "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60,
-}  # fmt: skip
 
 
 class RevisionRecord(msgspec.Struct, frozen=True):
@@ -108,9 +96,17 @@ def revision_name(spec: PDDeploymentSpec) -> str:
 
 def _asked_for(spec: PDDeploymentSpec) -> dict[str, Any]:
     """Return what came later than revisions were named, and somebody asked for."""
-    later = {"placement": spec.placement, "handoff": spec.handoff}
-    defaults = {"placement": Placement.SEPARATE, "handoff": HandoffSpec()}
+    later = {"placement": spec.placement, "handoff": _handoff_identity(spec.handoff)}
+    defaults = {"placement": Placement.SEPARATE, "handoff": _handoff_identity(HandoffSpec())}
     return {key: value for key, value in later.items() if value != defaults[key]}
+
+
+def _handoff_identity(handoff: HandoffSpec) -> dict[str, Any]:
+    """Return the handoff's part, of `receiveBytes` only what is asked for, in bytes: an operator
+    that did not know it, and another spelling, make the same.
+    """
+    asked = handoff.asked_room
+    return {"require": handoff.require} | ({} if asked is None else {"receiveBytes": asked})
 
 
 def _engine_identity(engine: EngineSpec) -> msgspec.Raw:
@@ -286,8 +282,5 @@ def _says(owner: Manifest, key: str) -> bool:
 
 def _quantity(value: Any) -> Any:
     """Return a quantity as a plain number's text; anything else as it is."""
-    found = _QUANTITY.fullmatch(str(value).strip())
-    if found is None:
-        return value
-    number = Decimal(found["number"] + (found["exponent"] or "")) * _SUFFIXES[found["suffix"]]
-    return format(number.normalize(), "f")
+    number = quantity(str(value).strip())
+    return value if number is None else format(number.normalize(), "f")

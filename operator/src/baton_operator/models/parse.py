@@ -20,6 +20,7 @@ from baton_operator.models.engine import (
 )
 from baton_operator.models.own_parts import OwnParts, check_own_parts, own_parts
 from baton_operator.models.pair_template import UnlikeTemplatesError, pair_template
+from baton_operator.models.receive_room import check_room
 from baton_operator.models.roles import GPU_RANKS, NOT_OVER_NODES
 from baton_operator.models.spec import PDDeploymentSpec
 from baton_operator.models.template import PortsOf, check_template
@@ -134,6 +135,7 @@ def _check(name: str, spec: PDDeploymentSpec) -> None:
         _check_users_template(f"spec.roles[{role.name}].template", role.template, own)
     own = own_parts(spec, Role.GATEWAY)
     _check_users_template("spec.gateway.template", spec.gateway.template, own)
+    _check_room(spec)
     if spec.has_pairs:
         _check_pair(spec)
 
@@ -190,6 +192,13 @@ def _check_placement(spec: PDDeploymentSpec, low: tuple[int, int], high: tuple[i
     for rule, is_broken in broken.items():
         if is_broken:
             raise InvalidSpec(f"spec: {rule}")
+
+
+def _check_room(spec: PDDeploymentSpec) -> None:
+    try:
+        check_room(spec.handoff.receive_bytes, spec.role("decode").template)
+    except ValueError as error:
+        raise InvalidSpec(f"spec: {error}") from error
 
 
 def _check_pair(spec: PDDeploymentSpec) -> None:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from baton_operator.models.fields import Model, about, rules
+from baton_operator.models.receive_room import DEFAULT_ROOM, ReceiveRoom, room_bytes
 from baton_operator.names import WORKER_ROLES, Role
 
 IMMUTABLE_PLACEMENT: Final = (
@@ -73,6 +74,13 @@ class HandoffSpec(Model, frozen=True):
         about("Which way KV must go: any is the best there is. With another one a request whose KV "
               "would go a slower way fails instead, and condition HandoffFellBack says why."),
     ] = "any"  # fmt: skip
+    receive_bytes: ReceiveRoom = DEFAULT_ROOM
+
+    @property
+    def asked_room(self) -> int | None:
+        """Bytes of `receive_bytes`; None where it is the default, however it is spelled."""
+        asked = room_bytes(self.receive_bytes)
+        return None if asked == room_bytes(DEFAULT_ROOM) else asked
 
 
 def has_ways(placement: Placement, handoff: HandoffSpec) -> bool:

@@ -70,6 +70,10 @@ class PlaceLimits:
             reserve=Amount(spare, kept, kv_tokens // RESERVED_PART),
         )
 
+    def at_once(self, kv_bytes: int) -> int:
+        """Return how many requests of that much KV a lone sender may have on their way here."""
+        return max(1, self.receive_bytes // kv_bytes)
+
 
 class Reply(enum.Enum):
     """What is said to an ask."""

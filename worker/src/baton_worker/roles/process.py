@@ -60,6 +60,7 @@ from baton_worker.roles.loop import WorkerLoop
 from baton_worker.roles.metrics import RoleMetrics
 from baton_worker.roles.parts import LoopParts
 from baton_worker.roles.prompt_chunks import features_of, with_chunks_of
+from baton_worker.roles.received import tell_room
 from baton_worker.roles.starting import SIGNALS, Starting
 from baton_worker.roles.traces import RequestTraces
 from baton_worker.roles.watchdog import Watchdog
@@ -221,6 +222,8 @@ def _joined(
     factory, health = starting.factory, starting.health
     transport, kv_address = _kv_transport(config, role, HandoffMetrics(factory), engine)
     made.append(transport.close)
+    if role is Role.DECODE:
+        tell_room(config, engine)
     info = _worker_info(config, role, engine, kv_address, health.url)
     link = ZmqWorkerLink(config.link, info, factory)  # opens nothing before it is started
     tracing = build_tracing(config.tracing, f"baton-{role.label}", config.worker_id)

@@ -60,6 +60,7 @@ def worker_config(owner: Owner, spec: PDDeploymentSpec, role: Role, revision: st
                 "bind": f"tcp://{_EVERY}:{names.PORT_KV}",
                 "deadline_seconds": float(spec.link.handoff_deadline_seconds),
                 **_way(spec),
+                **_room(spec, role),
             },
             "engine": _engine(spec),
             "health": {"host": _EVERY, "port": health_port(spec, role)},
@@ -129,6 +130,14 @@ def _way(spec: PDDeploymentSpec) -> dict[str, Any]:
     if spec.handoff.require == "rdma":
         way["nixl"] = "rdma"  # which moves KV so, and over nothing else
     return way | ({"require": spec.handoff.require} if spec.handoff.require != "any" else {})
+
+
+def _room(spec: PDDeploymentSpec, role: Role) -> dict[str, Any]:
+    """Return how much sent KV is taken at once: decode's matter, said only where it is asked for,
+    so that nobody's file is another one than an older operator's.
+    """
+    asked = spec.handoff.asked_room if role is Role.DECODE else None
+    return {} if asked is None else {"receive_bytes": asked}
 
 
 def _engine(spec: PDDeploymentSpec) -> dict[str, Any]:
