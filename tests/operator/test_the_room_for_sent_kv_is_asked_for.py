@@ -127,13 +127,33 @@ def test_a_room_that_fills_the_memory_of_decode_is_refused_by_name(limit, of_pod
         {"decode": limited("4097Mi")},
         {"decode": limited("1Gi", name="side")},
         {"prefill": limited("1Gi")},
+        {"prefill": limited("1Gi", of_pod=True)},
         {"decode": limited(None)},
+        {"decode": limited("0")},
+        {"decode": limited(0, of_pod=True)},
         {"decode": limited("unheard of")},
         {"decode": {"spec": {"containers": [{"name": "worker", "resources": ["odd"]}]}}},
     ],
 )
 def test_what_leaves_room_or_is_not_decodes_is_taken(templates):
     assert spec_of({"receiveBytes": "4Gi"}, **templates).handoff.receive_bytes == "4Gi"
+
+
+def test_in_one_pod_a_limit_that_prefills_template_gives_it_is_decodes_too():
+    told = r"- at `spec\.roles\[prefill\]\.template\.spec\.resources\.limits\.memory`$"
+    with pytest.raises(InvalidSpec, match=told):
+        spec_of({"receiveBytes": "4Gi"}, prefill=limited("4Gi", of_pod=True), placement="samePod")
+    spec_of({"receiveBytes": "4Gi"}, prefill=limited("1Gi"), placement="samePod")
+
+
+@pytest.mark.parametrize(
+    ("require", "changes"),
+    [("rdma", {}), ("nvlink", {"placement": "samePod", "engine": {"device": "gpu"}})],
+)
+def test_where_no_kv_may_be_sent_the_room_fills_no_limit(require, changes):
+    spec_of({"receiveBytes": "4Gi", "require": require}, decode=limited("4Gi"), **changes)
+    with pytest.raises(InvalidSpec, match=r"handoff\.receiveBytes must be a quantity"):
+        spec_of({"receiveBytes": "much", "require": require}, **changes)
 
 
 def test_a_small_limit_beside_the_default_that_nobody_asked_for_is_taken():

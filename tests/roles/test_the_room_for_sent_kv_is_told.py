@@ -66,6 +66,26 @@ def test_the_number_that_is_told_is_the_number_that_is_granted(
     assert len(places.grant(0.0)) == n
 
 
+@pytest.mark.parametrize(
+    ("engine", "n"),
+    [(EngineConfig(max_running=256), 41), (EngineConfig(max_running=2, max_waiting=2), 4)],
+)
+def test_no_more_are_told_than_pool_and_slots_take(
+    engine: EngineConfig, n: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A room that is raised beyond them brings nothing, and costs memory."""
+    config = ProcessConfig(
+        ModelConfig("m"), engine=engine, handoff=HandoffConfig(receive_bytes=64 << 30)
+    )
+    with caplog.at_level(logging.INFO):
+        tell_room(config, engine_of(8192))
+    assert caplog.records[0].getMessage().endswith(f"at once: {n}")
+    places = Places(PlaceLimits.of(config, KV_BLOCKS))
+    for number in range(60):
+        places.ask(RequestKey(number, 0), Wish(8192 * QWEN3_8B_TOKEN_BYTES, 8192), 0.0, "prefill")
+    assert len(places.grant(0.0)) == n
+
+
 @pytest.mark.parametrize("require", ["nvlink", "rdma"])
 def test_nothing_is_told_of_sent_kv_where_none_may_be_sent(
     require: str, caplog: pytest.LogCaptureFixture

@@ -5,13 +5,13 @@ KV that is sent lies in the memory of decode's container until the pool has room
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Final
 
 from baton_operator.models.fields import about, rules
 from baton_operator.models.quantities import quantity
-from baton_operator.names import CONTAINER_NAME
+from baton_operator.names import CONTAINER_NAME, Role
 
 DEFAULT_ROOM: Final = "2Gi"
 """As a worker's own; an image of any version has it without being told."""
@@ -50,8 +50,8 @@ def room_bytes(text: str) -> int:
     return int(found)
 
 
-def check_room(text: str, template: dict[str, Any]) -> None:
-    """Check the room, and that it lies within what decode's template limits memory to.
+def check_room(text: str, templates: Mapping[str, dict[str, Any]]) -> None:
+    """Check that a room lies within what the templates of decode's pod, by role, limit memory to.
 
     The default is judged by nobody: small models never fill it, and nobody asked for it.
 
@@ -61,13 +61,14 @@ def check_room(text: str, template: dict[str, Any]) -> None:
     room = room_bytes(text)
     if room == room_bytes(DEFAULT_ROOM):
         return
-    for path, limit in _memory_limits(template):
+    limits = (each for role, own in templates.items() for each in _memory_limits(role, own))
+    for path, limit in limits:
         found = quantity(str(limit))
-        if found is not None and found <= room:
+        if found and found <= room:  # 0 is no limit to a kubelet
             raise ValueError(
                 f"handoff.receiveBytes is {text}, but the memory that it is of is limited to "
                 f"{limit}, and the worker itself lies there too: raise the limit or lower "
-                f"handoff.receiveBytes - at `spec.roles[decode].template.{path}`"
+                f"handoff.receiveBytes - at `{path}`"
             )
 
 
@@ -77,17 +78,20 @@ def _number(text: str) -> Decimal:
     return found
 
 
-def _memory_limits(template: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what limits the worker's memory, of a template whose containers have been checked."""
+def _memory_limits(role: str, template: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what limits decode's memory, of a template whose containers have been checked: of
+    prefill's, where both are of one pod, what limits the pod.
+    """
     pod = template.get("spec") or {}
     owners = [("spec", pod)]
     for number, container in enumerate(pod.get("containers") or ()):
-        if container["name"] == CONTAINER_NAME:
+        if role == Role.DECODE.value and container["name"] == CONTAINER_NAME:
             owners.append((f"spec.containers[{number}]", container))
     for path, owner in owners:
         limits = _within(_within(owner, "resources"), "limits")
         if limits.get("memory") is not None:
-            yield f"{path}.resources.limits.memory", limits["memory"]
+            field = f"spec.roles[{role}].template.{path}.resources.limits.memory"
+            yield field, limits["memory"]
 
 
 def _within(value: dict[str, Any], key: str) -> dict[str, Any]:

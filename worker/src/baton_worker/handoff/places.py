@@ -70,9 +70,12 @@ class PlaceLimits:
             reserve=Amount(spare, kept, kv_tokens // RESERVED_PART),
         )
 
-    def at_once(self, kv_bytes: int) -> int:
-        """Return how many requests of that much KV a lone sender may have on their way here."""
-        return max(1, self.receive_bytes // kv_bytes)
+    def at_once(self, kv_bytes: int, n_tokens: int) -> int:
+        """Return how many requests of so much KV, and of so many positions of the pool, a lone
+        sender may have on their way here.
+        """
+        fit = (self.receive_bytes // kv_bytes, self.kv_tokens // n_tokens, self.slots)
+        return max(1, min(fit))
 
 
 class Reply(enum.Enum):

@@ -14,12 +14,14 @@ _GIB = 1 << 30
 
 
 def tell_room(config: ProcessConfig, engine: StepEngine) -> None:
-    """Log how many of the longest requests the room takes, unless no KV may be sent at all."""
+    """Log how many of the longest requests the room takes, with slots and pool for them, unless no
+    KV may be sent at all.
+    """
     if config.handoff.require != "any":
         return
     longest, room = engine.options.max_model_len, config.handoff.receive_bytes
     kv_bytes = engine.handoff_bytes(longest)
-    n = PlaceLimits.of(config, engine.load().kv_blocks_total).at_once(kv_bytes)
+    n = PlaceLimits.of(config, engine.load().kv_blocks_total).at_once(kv_bytes, longest)
     log.info(
         "KV that is sent: handoff.receive_bytes is %.3g GiB, of which one prefill worker gets room "
         "for requests of engine.max_model_len %d, %.3g GiB each, at once: %d",
