@@ -26,7 +26,15 @@ NICENESS = 5
 END_SECONDS = 60
 """For which a side that is interrupted may end what its tests began."""
 LOOK_SECONDS = 0.2
+PIECE_BYTES = 1 << 16
+"""Of what was said beside, shown at once."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def say(line: str) -> None:
+    """Write a line, all of it: who shares this output may have made it refuse some."""
+    os.set_blocking(sys.stdout.fileno(), True)
+    print(line, flush=True)
 
 
 @dataclass
@@ -73,17 +81,19 @@ class Side:
         target = self.targets[len(self.took)]
         end = f", failed with {self.status}" if self.status else ""
         self.took.append(f"{target} {seconds:.0f} s{end}")
-        print(f"[stage] {self.took[-1]}", flush=True)
+        say(f"[stage] {self.took[-1]}")
 
     def show(self) -> None:
         """Write all that was said, where it was not shown as it came; once."""
         if self.output is None:
             return
         end = f"failed, {self.status}" if self.status else "made"
-        print(f"[beside] {' '.join(self.targets)}: {end}", flush=True)
+        say(f"[beside] {' '.join(self.targets)}: {end}")
         self.output.seek(0)
-        sys.stdout.buffer.write(self.output.read())
-        sys.stdout.flush()
+        while piece := self.output.read(PIECE_BYTES):
+            os.set_blocking(sys.stdout.fileno(), True)  # what is refused of a piece would be lost
+            sys.stdout.buffer.write(piece)
+            sys.stdout.flush()
         self.output = None
 
     def _begin(self, target: str) -> None:
@@ -118,7 +128,7 @@ def make(sides: Sequence[Side]) -> int:
             side.show()
         took = [each for side in sides for each in side.took]
         seconds = time.monotonic() - began
-        print(f"[stage] {'; '.join(took)}; together {seconds:.0f} s", flush=True)
+        say(f"[stage] {'; '.join(took)}; together {seconds:.0f} s")
 
 
 def main() -> int:
@@ -130,7 +140,7 @@ def main() -> int:
     if not given.beside:
         return make([Side(given.targets)])
     beside = " ".join(given.beside)
-    print(f"[beside] {beside}, beside {' '.join(given.targets)}: shown when made", flush=True)
+    say(f"[beside] {beside}, beside {' '.join(given.targets)}: shown when made")
     with tempfile.TemporaryFile() as log:
         return make([Side(given.targets), Side(given.beside, log, NICENESS)])
 

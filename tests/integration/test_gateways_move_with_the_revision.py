@@ -70,8 +70,9 @@ def test_gateways_find_workers_of_their_own_revision_at_every_moment_of_a_rollou
     begun = pdd(roles=ROLES, rollout={"minReadySeconds": 1, "partition": 3}, **OTHER)
     kubectl.apply(begun, namespace=namespace)
     wait_until(
-        "a quarter has rolled", lambda: look()["rollout"]["phase"] == "Partitioned", 120, 0.05
-    )
+        "a quarter has rolled",
+        lambda: look()["rollout"]["phase"] == "Partitioned", 120, 0.05, watches=True,
+    )  # fmt: skip
     look()
     body = pdd(roles=ROLES, rollout={"minReadySeconds": 1}, **OTHER)
     kubectl.apply(body, namespace=namespace)
@@ -80,7 +81,7 @@ def test_gateways_find_workers_of_their_own_revision_at_every_moment_of_a_rollou
         status = look()
         return status["gatewayRevision"] == status["currentRevision"] != old
 
-    wait_until("the rollout is over", is_over, 120, 0.05)
+    wait_until("the rollout is over", is_over, 120, 0.05, watches=True)
     for image, workers in seen:
         assert all(image in images for images in workers.values()), seen
     assert {image for image, _ in seen} == {"demo:1", "demo:2"}

@@ -78,7 +78,7 @@ def test_pairs_roll_whole_and_never_below_what_was_asked(
         seen.append(ready_by_revision())
         return old not in seen[-1] and sum(seen[-1].values()) == 3
 
-    wait_until("the rollout is over", is_over, 90, 0.05)
+    wait_until("the rollout is over", is_over, 90, 0.05, watches=True)
     assert all(sum(counts.values()) >= 3 for counts in seen), seen
     assert any(len(counts) == 2 for counts in seen), "no step of the rollout was seen"
 

@@ -76,7 +76,7 @@ def test_both_roles_roll_in_lockstep_without_losing_capacity(
         seen.append(counts)
         return all(revision != old for revision, _ in counts) and sum(counts.values()) == 6
 
-    wait_until("the rollout is over", is_over, 90, 0.05)
+    wait_until("the rollout is over", is_over, 90, 0.05, watches=True)
     for counts in seen:
         totals = {r: sum(n for (_, role), n in counts.items() if role == r) for r in
                   ("prefill", "decode")}  # fmt: skip

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "tools" / "beside.py"
 MAKEFILE = """\
 good: ; @echo good was made
 bad: ; @echo bad was begun; exit 3
+long: ; @head -c 1000000 /dev/zero | tr '\\0' x; echo; echo the end of it
 seen-bad: ; @echo bad was begun; touch seen; exit 3
 meets: ; @touch met; while [ ! -e seen ]; do sleep 0.01; done
 sees: ; @while [ ! -e met ]; do sleep 0.01; done; touch seen
@@ -25,13 +29,13 @@ waits-too: ; @echo $$$$ > $@.pid; while true; do sleep 1; done
 """
 
 
-def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def begin(folder: Path, *arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
     (folder / "Makefile").write_text(MAKEFILE)
     return subprocess.Popen(
         [sys.executable, PROGRAM, *arguments],
         cwd=folder,
         env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.STDOUT,
         text=True,
     )
@@ -112,3 +116,24 @@ def test_what_a_side_said_that_has_just_failed_is_shown_when_the_other_is_interr
     said, _ = program.communicate()
     assert program.returncode != 0
     assert said.count("bad was begun") == 1
+
+
+def test_all_is_shown_where_the_output_refuses_what_it_has_no_room_for(tmp_path):
+    """Whatever shares a pipe or a terminal may have made it so, also a program that is made."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    program = begin(tmp_path, "--beside", "long", "--", "good", stdout=writer)
+    os.close(writer)
+    waiting = array.array("i", [0])
+
+    def come() -> int:
+        fcntl.ioctl(reader, termios.FIONREAD, waiting)
+        return waiting[0]
+
+    wait_until("some of it is there, and not read", come, lambda n: n > 4000)
+    with os.fdopen(reader, encoding="utf-8") as output:
+        said = output.read()
+    assert program.wait() == 0
+    assert said.count("x") >= 1_000_000
+    assert "the end of it" in said
+    assert re.search(r"together \d+ s$", said.rstrip())

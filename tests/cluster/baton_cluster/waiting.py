@@ -27,6 +27,8 @@ def wait_until(
     timeout_seconds: float = 60.0,
     interval_seconds: float = 0.05,
     give_up: Callable[[], str] = str,
+    *,
+    watches: bool = False,
 ) -> T:
     """Return the first true result of `look`: an empty text or list is none yet.
 
@@ -35,6 +37,8 @@ def wait_until(
 
     It looks again after `interval_seconds`, and later after a twentieth of the wait so far: a look
     is most often a process of kubectl, whose time what is waited for could use.
+
+    `watches`: what is seen on the way is judged too, so it looks as often to the end.
 
     `give_up` returns why there is no point in waiting any longer, else an empty string.
 
@@ -53,4 +57,5 @@ def wait_until(
         waited = time.monotonic() - begun
         if waited > most_seconds:
             raise NotReadyError(f"{claim}: not so after {most_seconds:g} s (last: {result!r})")
-        pause.wait(max(interval_seconds, min(waited / 20, MOST_PAUSE_SECONDS)))
+        later = 0.0 if watches else min(waited / 20, MOST_PAUSE_SECONDS)
+        pause.wait(max(interval_seconds, later))
