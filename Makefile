@@ -26,9 +26,11 @@ env: .venv/.ready ## Make .venv with all that demo and tests need
 demo: env ## Run the tiny model in PD on this machine and stream one chat completion (KEEP=1 leaves it serving)
 	@PYTHONPATH=tests/support $(PY) examples/demo.py $(if $(KEEP),--keep)
 
+# Fuzzing takes its least numbers of inputs here too, and a third of the time: seeds are the same in
+# each run, so that more would show the same again.
 test: env ## Everything: linters, unit tests, CUDA compile and calls, real processes, faults, a real API server and node, fuzzing
 	@$(PY) tools/beside.py lint unit
-	@$(PY) tools/beside.py --beside ops-cuda ops-arguments slow fuzz -- integration node-or-say e2e faults
+	@BATON_FUZZ_SECONDS=20 $(PY) tools/beside.py --beside ops-cuda ops-arguments slow fuzz -- integration node-or-say e2e faults
 
 lint: env ## Formatting, ruff, mypy strict, import layers, sizes, C++ formatting
 	@$(PY) tools/lint.py
@@ -55,7 +57,7 @@ mutants: env ## Change the pure cores one place at a time and list what the fast
 slow: env ## The slow tests alone, a process for each processor: kernels in every drawn order, thousands of rollouts (LONG=1: all combinations, searches at their whole length)
 	@$(if $(LONG),BATON_LONG=1) $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m '(slow or gpu) and not e2e and not fuzz$(if $(LONG),, and not long)' --ignore tests/e2e tests
 
-fuzz: env ## 60 seconds of fuzzing for each parser of bytes, a process for each processor
+fuzz: env ## 60 seconds of fuzzing for each parser of bytes, a process for each processor (make test takes 20)
 	@$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m fuzz tests/fuzz
 
 explore: env ## The property tests on new random examples (make test takes the same ones each time)
