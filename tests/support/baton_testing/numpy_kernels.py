@@ -1,6 +1,6 @@
 """The device's `Kernels` over NumPy, float32 as E: what each must compute, written plainly.
 
-A row's bits depend on nothing but the row: each is computed by itself, from copies that lie alike.
+A row's bits depend on nothing but the row: each is computed by itself, from rows that lie alike.
 Tokens are chosen by the worker's own rules, and scored by `baton_ops` on the CPU, so that a runner
 over these kernels can be held against the engine on the CPU. Knows no request.
 """
